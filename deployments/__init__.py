@@ -1,0 +1,1 @@
+"""The nervous system: Ray, HTTP, the round channel."""

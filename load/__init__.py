@@ -1,0 +1,1 @@
+"""The yardstick: traffic, benchmarks and reports over HTTP."""

@@ -1,0 +1,1 @@
+"""Pure decisions: when and how far to speculate."""

@@ -1,0 +1,1 @@
+"""The engine room: models, proposers, acceptance and the round loop."""

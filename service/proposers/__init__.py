@@ -1,0 +1,1 @@
+"""Ways to guess tokens, one file a family."""

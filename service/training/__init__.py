@@ -1,0 +1,1 @@
+"""Recipes that make the embedded models and heads for other targets."""

@@ -1,0 +1,1 @@
+"""The front door: `specserve.LLM` and the `specserve` command."""
