@@ -1,0 +1,163 @@
+"""What travels between engine, target, verifier and proposers in a round: frozen, plain, and small.
+
+Every message carries what identifies its round; an answer that does not match is dropped. Sizes are stated for the
+body alone, in bytes; r is the number of rows.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Acceptance = Literal["coupled", "rejection"]
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one request turns logits into a token. `greedy` is a mode of its own; temperature is then unused."""
+
+    greedy: bool = True
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    acceptance: Acceptance = "coupled"
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRow:
+    """One request's part of a forward: feed `token_ids` at positions `start_position`, ... .
+
+    The last `num_sampled` positions (0 for a prefill chunk that is not the last) go on to the verifier.
+    Size: 4 * (tokens + pages) + id.
+    """
+
+    request_id: str
+    start_position: int
+    token_ids: tuple[int, ...]
+    num_sampled: int
+    block_table: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreBatch:
+    """One packed target forward. Scoring the same batch again writes the same KV rows, so a round can be replayed."""
+
+    round: int
+    rows: tuple[ScoreRow, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Features:
+    """Hidden states after the final norm of every sampled position, packed in row order.
+
+    Shapes: `hidden` [sum(num_sampled), hidden] float32 or uint16 (bf16 bits, when `bfloat16`). Size: hidden * 2 or 4.
+    """
+
+    round: int
+    bfloat16: bool
+    hidden: npt.NDArray[np.float32] | npt.NDArray[np.uint16] | npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
+    """A chain of guessed tokens after `committed_len` tokens of a request.
+
+    `support_ids`/`support_probs` [gamma, support] are the truncated distributions the tokens were *sampled* from;
+    None when the draft is deterministic or coupled. Size: 4 * gamma * (1 + 2 * support).
+    """
+
+    request_id: str
+    committed_len: int
+    token_ids: tuple[int, ...]
+    support_ids: npt.NDArray[np.int32] | None = None
+    support_probs: npt.NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VerifyRow:
+    """One request's sampled positions: `len(draft.token_ids) + 1` of them when there is a draft, else one.
+
+    The token after all `committed_len` committed ones is the first to be decided; its position is `committed_len`.
+    """
+
+    request_id: str
+    committed_len: int
+    sampling: Sampling
+    draft_token_ids: tuple[int, ...]
+    support_ids: npt.NDArray[np.int32] | None
+    support_probs: npt.NDArray[np.float32] | None
+    num_logprobs: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyBatch:
+    """The rows of a round whose tokens are decided now, in the order of their features."""
+
+    round: int
+    rows: tuple[VerifyRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The target's log-probability of one emitted token (before temperature and truncation) and its best others."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a request gets from a round: `num_accepted` draft tokens and one more, the correction or bonus token."""
+
+    request_id: str
+    committed_len: int
+    num_accepted: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictBatch:
+    """The verdicts of one round; `head_ms` is the time spent in head, processors and acceptance."""
+
+    round: int
+    verdicts: tuple[Verdict, ...]
+    head_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeRow:
+    """Asks for `gamma` tokens after `committed_len`; brings the committed tokens from `known_len` on.
+
+    A proposer that holds fewer than `known_len` tokens of the request answers with an empty draft and forgets it.
+    """
+
+    request_id: str
+    committed_len: int
+    known_len: int
+    new_token_ids: tuple[int, ...]
+    gamma: int
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeBatch:
+    """One message per proposer and round; `closed` are requests whose draft state may be freed."""
+
+    round: int
+    proposer: str
+    rows: tuple[ProposeRow, ...]
+    closed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBatch:
+    """Drafts for some or all rows of a `ProposeBatch`, and which requests the proposer still holds."""
+
+    round: int
+    drafts: tuple[Draft, ...]
+    num_held_requests: int

@@ -1,0 +1,119 @@
+"""The plug points of the engine: what it needs from a target, a verifier, proposers and a planner, wherever they live."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from .messages import DraftBatch, ProposeBatch, ScoreBatch, VerdictBatch, VerifyBatch
+
+
+class Proposer(Protocol):
+    """Guesses tokens. May be slow, wrong or dead: a draft is a hint, never a promise."""
+
+    @property
+    def name(self) -> str:
+        """The name operators use, such as `draft` or `prompt_lookup`."""
+        ...
+
+    def propose(self, batch: ProposeBatch) -> DraftBatch:
+        """Return drafts of at most `row.gamma` tokens; frees the state of `batch.closed` first."""
+        ...
+
+
+class RoundPort(Protocol):
+    """Runs the score and verify steps of a round. Raises `RoundLostError` when a process died under it."""
+
+    async def run_round(self, score: ScoreBatch, verify: VerifyBatch) -> VerdictBatch:
+        """Return the verdicts; safe to call again with the same arguments after `RoundLostError`."""
+        ...
+
+    async def recover(self) -> bool:
+        """Wait until target and verifier answer again; True when the target's KV was lost."""
+        ...
+
+
+class ProposerPort(Protocol):
+    """Reaches one proposer. Raises `ProposerUnavailableError` on a miss; the engine then goes on without it."""
+
+    @property
+    def name(self) -> str:
+        """The proposer's name."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Changes whenever the proposer behind the port may have forgotten its requests."""
+        ...
+
+    @property
+    def available(self) -> bool:
+        """False while disconnected; the port reconnects by itself."""
+        ...
+
+    async def propose(self, batch: ProposeBatch, timeout_s: float) -> DraftBatch:
+        """Return the drafts or raise `ProposerUnavailableError` after `timeout_s` seconds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What one running request does this round. `reason` is a short constant such as `adaptive` or `mode_off`."""
+
+    proposer: str | None
+    gamma: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """What the planner may know about one running request: numbers and names, never text."""
+
+    request_id: str
+    tier: str
+    mode: str
+    max_draft_tokens: int | None
+    proposer: str | None
+    context_tokens: int
+    remaining_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one decision: how many tokens were drafted and accepted."""
+
+    request_id: str
+    tier: str
+    proposer: str
+    num_drafted: int
+    num_accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCost:
+    """Measured milliseconds of one round: `propose_ms` per proposer called, `score_ms` for target and verifier."""
+
+    num_requests: int
+    num_tokens: int
+    score_ms: float
+    propose_ms: tuple[tuple[str, int, float], ...]
+
+
+class Planner(Protocol):
+    """Chooses gamma and proposer for every running request, once per round."""
+
+    def plan(self, requests: Sequence[RequestView], available: frozenset[str], now_s: float) -> tuple[Decision, ...]:
+        """Return one decision per request, in order."""
+        ...
+
+    def learn(self, outcomes: Sequence[Outcome], cost: RoundCost) -> None:
+        """Take in what the last round did."""
+        ...
+
+    def arrived(self, now_s: float) -> None:
+        """Note that a request arrived, for the arrival rate."""
+        ...
+
+    @property
+    def policy_version(self) -> int:
+        """The version of the policy in force."""
+        ...
