@@ -1,0 +1,114 @@
+"""The engine's book on one request: its tokens, its pages, its counters, its stream."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from .commit import Output
+from .errors import SpecserveError
+from .requests import GenerationRequest, RequestSummary, StepOutput
+
+
+class RequestStream:
+    """What the caller holds of a request: iterate it for the rounds' output, or cancel it."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.cancelled = False
+        self._queue: asyncio.Queue[StepOutput | SpecserveError] = asyncio.Queue()
+        self._done = False
+
+    def cancel(self) -> None:
+        """Give the request up; its pages and drafts are freed before the next round."""
+        self.cancelled = True
+
+    def put(self, output: StepOutput | SpecserveError) -> None:
+        """Hand one round's output, or the error that ends the stream, to the reader."""
+        self._queue.put_nowait(output)
+
+    def __aiter__(self) -> AsyncIterator[StepOutput]:
+        return self
+
+    async def __anext__(self) -> StepOutput:
+        if self._done:
+            raise StopAsyncIteration
+        output = await self._queue.get()
+        if isinstance(output, SpecserveError):
+            self._done = True
+            raise output
+        self._done = output.finish_reason is not None
+        return output
+
+
+@dataclass(slots=True)
+class Running:
+    """State of one admitted or waiting request. `kv_len` committed tokens have their KV rows in `table`."""
+
+    request: GenerationRequest
+    stream: RequestStream
+    arrived_s: float
+    token_ids: list[int]
+    kv_len: int = 0
+    table: list[int] = field(default_factory=list)
+    output: Output = field(default_factory=Output)
+    known: dict[str, tuple[int, int]] = field(default_factory=dict)
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    num_rounds: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_counts: Counter[int] = field(default_factory=Counter)
+    max_gamma: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    proposers: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def committed_len(self) -> int:
+        """Prompt and output tokens so far."""
+        return len(self.token_ids)
+
+    @property
+    def decoding(self) -> bool:
+        """True when only the last committed token lacks its KV row: the request can decode, and speculate."""
+        return self.kv_len == self.committed_len - 1 and self.kv_len >= len(self.request.prompt_token_ids) - 1
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens the request may still produce."""
+        return self.request.max_tokens - len(self.output.token_ids)
+
+    def observe(self, reason: str, proposer: str | None, num_drafted: int, num_accepted: int) -> None:
+        """Count one round; a round without drafts is no speculation round."""
+        self.num_rounds += 1
+        self.reasons[reason] += 1
+        if num_drafted == 0 or proposer is None:
+            return
+        self.proposers[proposer] += 1
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
+        self.accepted_counts[num_accepted] += 1
+        self.max_gamma = max(self.max_gamma, num_drafted)
+
+    def summary(self, now_s: float, policy_version: int) -> RequestSummary:
+        """Return the counters as they stand, with the commonest reason and proposer."""
+        started = self.admitted_s if self.admitted_s is not None else now_s
+        first = self.first_token_s if self.first_token_s is not None else now_s
+        return RequestSummary(
+            prompt_tokens=len(self.request.prompt_token_ids),
+            completion_tokens=len(self.output.token_ids),
+            cached_tokens=0,
+            num_rounds=self.num_rounds,
+            num_spec_rounds=self.accepted_counts.total(),
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
+            acceptance_histogram=tuple(self.accepted_counts[k] for k in range(self.max_gamma + 1)),
+            mode=self.request.mode,
+            reason=self.reasons.most_common(1)[0][0] if self.reasons else "single_round",
+            proposer=self.proposers.most_common(1)[0][0] if self.proposers else None,
+            tier=self.request.tier,
+            policy_version=policy_version,
+            queue_ms=(started - self.arrived_s) * 1e3,
+            time_to_first_token_ms=(first - self.arrived_s) * 1e3,
+            generation_ms=(now_s - first) * 1e3,
+        )

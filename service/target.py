@@ -1,0 +1,37 @@
+"""The target's part of a round: one packed forward, hidden states out."""
+
+import numpy as np
+import torch
+
+from .messages import Features, ScoreBatch
+from .models import LoadedModel
+from .paged_model import PagedModel
+
+
+class Target:
+    """Owns the trunk and its KV pages. Keeps no request state: block tables and positions come with every batch."""
+
+    def __init__(self, model: LoadedModel, num_pages: int, page_tokens: int) -> None:
+        self._paged = PagedModel(model, num_pages, page_tokens)
+        self.num_rounds = 0
+
+    def score(self, batch: ScoreBatch) -> Features:
+        """Return the hidden states of the batch's sampled positions."""
+        self.num_rounds += 1
+        return pack_features(batch.round, self._paged.forward(batch.rows))
+
+
+def pack_features(round_number: int, hidden: torch.Tensor) -> Features:
+    """Return `hidden` as a message, bit for bit."""
+    if hidden.dtype == torch.bfloat16:
+        bits = hidden.contiguous().view(torch.int16).numpy().view(np.uint16)
+        return Features(round_number, True, bits)
+    return Features(round_number, False, hidden.contiguous().numpy())
+
+
+def unpack_features(features: Features) -> torch.Tensor:
+    """Return the tensor that `pack_features` packed."""
+    hidden = features.hidden if features.hidden.flags.writeable else features.hidden.copy()
+    if features.bfloat16:
+        return torch.from_numpy(hidden.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(hidden)

@@ -1,0 +1,109 @@
+"""The verifier's part of a round: head, processors, acceptance, logprobs. Keeps no truth, so a round can be replayed."""
+
+import time
+
+import torch
+
+from .acceptance import coupled_tokens, expand_support, ratio_test, walk_chain
+from .messages import Features, Sampling, TokenLogprob, Verdict, VerdictBatch, VerifyBatch, VerifyRow
+from .models import LoadedModel
+from .noise import Role, gumbel_rows, uniform
+from .sampling import target_log_probs
+from .target import unpack_features
+
+
+class Verifier:
+    """Owns the LM head. Everything else it needs comes with the batch."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._head = model.head
+        self._softcap = getattr(model.config, "final_logit_softcapping", None)
+        self.num_rounds = 0
+
+    @torch.inference_mode()
+    def verify(self, features: Features, batch: VerifyBatch) -> VerdictBatch:
+        """Return one verdict per row, in order."""
+        started = time.perf_counter()
+        self.num_rounds += 1
+        logits = self._head(unpack_features(features))
+        if self._softcap is not None:
+            logits = self._softcap * torch.tanh(logits / self._softcap)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        verdicts = decide(logits, batch.rows)
+        return VerdictBatch(batch.round, verdicts, (time.perf_counter() - started) * 1e3)
+
+
+def decide(logits: torch.Tensor, rows: tuple[VerifyRow, ...]) -> tuple[Verdict, ...]:
+    """Return the verdicts of packed `logits` [sum(gamma + 1), vocab]; each position is processed on its own prefix."""
+    spans: list[tuple[int, int]] = []
+    start = 0
+    for row in rows:
+        spans.append((start, start + len(row.draft_token_ids) + 1))
+        start = spans[-1][1]
+    tokens = _target_tokens(logits, rows, spans)
+    verdicts = []
+    for row, (start, end) in zip(rows, spans, strict=True):
+        if tokens[start] is None:
+            num_accepted, emitted = _ratio(logits[start:end], row)
+        else:
+            own = [token for token in tokens[start:end] if token is not None]
+            num_accepted, emitted = walk_chain(row.draft_token_ids, own)
+        logprobs = _logprobs(logits[start:end], emitted, row.num_logprobs)
+        verdicts.append(Verdict(row.request_id, row.committed_len, num_accepted, tuple(emitted), logprobs))
+    return tuple(verdicts)
+
+
+def _target_tokens(
+    logits: torch.Tensor, rows: tuple[VerifyRow, ...], spans: list[tuple[int, int]]
+) -> list[int | None]:
+    """Return the target's own token at every position; None at those that the ratio test decides."""
+    tokens: list[int | None] = list(logits.argmax(-1).tolist())
+    places: list[int] = []
+    seeds: list[int] = []
+    positions: list[int] = []
+    samplings: list[Sampling] = []
+    for row, (start, end) in zip(rows, spans, strict=True):
+        if row.sampling.greedy:
+            continue
+        if row.support_ids is not None:
+            tokens[start:end] = [None] * (end - start)
+            continue
+        places.extend(range(start, end))
+        seeds.extend([row.sampling.seed] * (end - start))
+        positions.extend(range(row.committed_len, row.committed_len + end - start))
+        samplings.extend([row.sampling] * (end - start))
+    if places:
+        log_probs = target_log_probs(logits[torch.tensor(places)], samplings)
+        noise = gumbel_rows(seeds, positions, logits.shape[-1])
+        for place, token in zip(places, coupled_tokens(log_probs, noise), strict=True):
+            tokens[place] = int(token)
+    return tokens
+
+
+def _ratio(logits: torch.Tensor, row: VerifyRow) -> tuple[int, tuple[int, ...]]:
+    assert row.support_ids is not None and row.support_probs is not None
+    gamma, sampling = len(row.draft_token_ids), row.sampling
+    target_probs = target_log_probs(logits, [sampling] * (gamma + 1)).exp()
+    draft_probs = expand_support(row.support_ids, row.support_probs, logits.shape[-1]).to(target_probs.dtype)
+    positions = range(row.committed_len, row.committed_len + gamma + 1)
+    return ratio_test(
+        row.draft_token_ids,
+        target_probs,
+        draft_probs,
+        [uniform(sampling.seed, position, Role.ACCEPT) for position in positions[:-1]],
+        [uniform(sampling.seed, position, Role.RESIDUAL) for position in positions],
+    )
+
+
+def _logprobs(logits: torch.Tensor, emitted: tuple[int, ...], count: int | None) -> tuple[TokenLogprob, ...]:
+    if count is None:
+        return ()
+    log_probs = torch.log_softmax(logits[: len(emitted)], -1)
+    values, ids = log_probs.topk(count, -1) if count else (log_probs[:, :0], log_probs[:, :0])
+    return tuple(
+        TokenLogprob(
+            float(log_probs[index, token]),
+            tuple((int(i), float(v)) for i, v in zip(ids[index].tolist(), values[index].tolist(), strict=True)),
+        )
+        for index, token in enumerate(emitted)
+    )
