@@ -1,0 +1,105 @@
+"""Ray's thin shells round target, verifier and proposers: build the part, listen, say where."""
+
+import os
+from typing import Any
+
+import ray
+import torch
+from ray import serve
+
+from specserve.service.models import load_model, resolve_dtype
+from specserve.service.target import Target
+from specserve.service.verifier import Verifier
+
+from .cell import draft_proposer
+from .hosts import Address, ProposerHost, TargetHost, VerifierHost
+from .settings import ServiceSettings
+
+QUIET_OPENMP = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
+
+
+def node_address() -> str:
+    """Return the address other processes reach this node's channels at: loopback for a cluster of one machine."""
+    return os.environ.get("SPECSERVE_CHANNEL_HOST", "127.0.0.1")
+
+
+class _Listening:
+    """Starts a host's server once and remembers where it listens."""
+
+    def __init__(self, host: TargetHost | VerifierHost | ProposerHost) -> None:
+        self._host = host
+        self._address: Address | None = None
+
+    async def address(self) -> Address:
+        if self._address is None:
+            self._address = await self._host.server.start(node_address(), 0)
+        return self._address
+
+
+@ray.remote(max_restarts=-1, num_cpus=0, max_concurrency=8)
+class TargetActor:
+    """Hosts the target model. A restart loses the KV and nothing else."""
+
+    def __init__(self, settings: dict[str, Any], secret: bytes) -> None:
+        parsed = ServiceSettings.model_validate(settings)
+        torch.set_num_threads(parsed.num_threads)
+        model = load_model(parsed.model_dir, resolve_dtype(parsed.dtype))
+        self._listening = _Listening(TargetHost(Target(model, parsed.num_pages, parsed.page_tokens), secret))
+
+    async def address(self) -> Address:
+        """Return where the target listens."""
+        return await self._listening.address()
+
+    async def pid(self) -> int:
+        """Return the process id, for those who want to kill it."""
+        return os.getpid()
+
+
+@ray.remote(max_restarts=-1, num_cpus=0, max_concurrency=8)
+class VerifierActor:
+    """Hosts the head and the acceptance rule. A restart loses nothing."""
+
+    def __init__(self, settings: dict[str, Any], secret: bytes) -> None:
+        parsed = ServiceSettings.model_validate(settings)
+        torch.set_num_threads(parsed.num_threads)
+        model = load_model(parsed.model_dir, resolve_dtype(parsed.dtype))
+        self._listening = _Listening(VerifierHost(Verifier(model), secret))
+
+    async def address(self) -> Address:
+        """Return where the verifier listens."""
+        return await self._listening.address()
+
+    async def pid(self) -> int:
+        """Return the process id."""
+        return os.getpid()
+
+
+@serve.deployment(
+    name="Proposer",
+    ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": QUIET_OPENMP}},
+    autoscaling_config={
+        "min_replicas": 1,
+        "max_replicas": 2,
+        "target_ongoing_requests": 8,
+        "metrics_interval_s": 2,
+        "upscale_delay_s": 4,
+        "downscale_delay_s": 30,
+    },
+    max_ongoing_requests=64,
+)
+class ProposerDeployment:
+    """Hosts the proposers that have a model. Decides nothing, may die at any time."""
+
+    def __init__(self, settings: dict[str, Any], vocab_size: int, secret: bytes) -> None:
+        parsed = ServiceSettings.model_validate(settings)
+        torch.set_num_threads(parsed.num_threads)
+        draft = draft_proposer(parsed, vocab_size, resolve_dtype(parsed.dtype))
+        self._listening = _Listening(ProposerHost({draft.name: draft}, secret))
+
+    async def address(self) -> Address:
+        """Return where this replica listens; engines stay with the replica that answered."""
+        return await self._listening.address()
+
+    async def pid(self) -> int:
+        """Return the process id."""
+        return os.getpid()

@@ -1,0 +1,76 @@
+"""Building a cell: the engine with its target, verifier and proposers, in one process or over channels."""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from specserve.service.engine import Engine, EngineConfig
+from specserve.service.inline import DirectProposerPort, InlineProposerPort, InlineRoundPort
+from specserve.service.models import LoadedModel, load_model, load_tokenizer, resolve_dtype
+from specserve.service.ports import Planner, Proposer, ProposerPort, RoundPort
+from specserve.service.proposers.draft_model import DraftModelProposer
+from specserve.service.proposers.prompt_lookup import PromptLookupProposer
+from specserve.service.target import Target
+from specserve.service.verifier import Verifier
+
+from .backend import EngineBackend
+from .planning import PolicyPlanner
+from .settings import ServiceSettings, load_policy
+
+
+def inline_backend(settings: ServiceSettings) -> EngineBackend:
+    """Return a backend whose every part lives in this process; its engine is not started yet."""
+    torch.set_num_threads(settings.num_threads)
+    dtype = resolve_dtype(settings.dtype)
+    model = load_model(settings.model_dir, dtype)
+    executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
+    target = Target(model, settings.num_pages, settings.page_tokens)
+    ports = local_proposer_ports(settings)
+    if "draft" in settings.usable_proposers:
+        ports["draft"] = InlineProposerPort(draft_proposer(settings, model.config.vocab_size, dtype), executor)
+    round_port = InlineRoundPort(target, Verifier(model), executor)
+    planner = PolicyPlanner(load_policy(settings.policy))
+    return cell_backend(settings, engine_config(settings, model), round_port, ports, planner)
+
+
+def local_proposer_ports(settings: ServiceSettings) -> dict[str, ProposerPort]:
+    """Return ports to the proposers that are cheapest in the engine's own process: those without a model."""
+    ports: dict[str, ProposerPort] = {}
+    if "prompt_lookup" in settings.usable_proposers:
+        lookup: Proposer = PromptLookupProposer()
+        ports[lookup.name] = DirectProposerPort(lookup)
+    return ports
+
+
+def draft_proposer(settings: ServiceSettings, vocab_size: int, dtype: torch.dtype) -> DraftModelProposer:
+    """Return the draft-model proposer, with as many KV pages as the target has."""
+    assert settings.draft_dir is not None
+    draft = load_model(settings.draft_dir, dtype)
+    return DraftModelProposer(draft, vocab_size, settings.num_pages, settings.page_tokens)
+
+
+def engine_config(settings: ServiceSettings, model: LoadedModel) -> EngineConfig:
+    """Return the engine's limits for `model` under `settings`."""
+    max_len = min(settings.max_model_len or model.max_positions, model.max_positions)
+    return EngineConfig(
+        max_model_len=max_len,
+        vocab_size=int(model.config.vocab_size),
+        eos_token_ids=model.eos_token_ids,
+        num_pages=settings.num_pages,
+        page_tokens=settings.page_tokens,
+        max_running=settings.max_running,
+    )
+
+
+def cell_backend(
+    settings: ServiceSettings,
+    config: EngineConfig,
+    round_port: RoundPort,
+    ports: Mapping[str, ProposerPort],
+    planner: Planner,
+) -> EngineBackend:
+    """Return the backend of a cell made of these parts."""
+    tokenizer = load_tokenizer(settings.model_dir)
+    engine = Engine(round_port, ports, planner, tokenizer, config)
+    return EngineBackend(engine, settings.model_id, tokenizer)

@@ -1,0 +1,95 @@
+"""Target, verifier and proposers behind channels: plain classes that an actor, or a test, can hold. No ray here.
+
+Torch work runs on one worker thread, so that the channel's event loop always answers.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from specserve.service.errors import ChannelError
+from specserve.service.messages import Features, ProposeBatch, ScoreBatch, VerifyBatch
+from specserve.service.ports import Proposer
+from specserve.service.target import Target
+from specserve.service.verifier import Verifier
+
+from .channel import ChannelClient, ChannelServer
+from .codec import decode, encode
+
+Address = tuple[str, int]
+FEATURES_TIMEOUT_S = 30.0
+MAX_PENDING_ROUNDS = 8
+
+
+class TargetHost:
+    """Scores batches and pushes the hidden states straight to the verifier."""
+
+    def __init__(self, target: Target, secret: bytes) -> None:
+        self._target = target
+        self._secret = secret
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
+        self._verifier: ChannelClient | None = None
+        self.server = ChannelServer({"score": self._score, "connect": self._connect}, secret)
+
+    async def _connect(self, body: bytes) -> bytes:
+        host, port = body.decode().rsplit(":", 1)
+        if self._verifier is not None:
+            await self._verifier.close()
+        self._verifier = ChannelClient(host, int(port), self._secret)
+        await self._verifier.connect()
+        return b""
+
+    async def _score(self, body: bytes) -> bytes:
+        batch = decode(body, ScoreBatch)
+        features = await asyncio.get_running_loop().run_in_executor(self._executor, self._target.score, batch)
+        if self._verifier is None or not self._verifier.connected:
+            raise ChannelError("the target has no verifier to push to")
+        await self._verifier.call("features", encode(features), FEATURES_TIMEOUT_S)
+        return b""
+
+
+class VerifierHost:
+    """Joins the features of a round with its verify message, whichever comes first."""
+
+    def __init__(self, verifier: Verifier, secret: bytes) -> None:
+        self._verifier = verifier
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
+        self._features: dict[int, asyncio.Future[Features]] = {}
+        self.server = ChannelServer({"features": self._receive, "verify": self._verify}, secret)
+
+    def _slot(self, round_number: int) -> asyncio.Future[Features]:
+        if round_number not in self._features:
+            self._features[round_number] = asyncio.get_running_loop().create_future()
+            for stale in sorted(self._features)[:-MAX_PENDING_ROUNDS]:
+                self._features.pop(stale).cancel()
+        return self._features[round_number]
+
+    async def _receive(self, body: bytes) -> bytes:
+        features = decode(body, Features)
+        slot = self._slot(features.round)
+        if not slot.done():
+            slot.set_result(features)
+        return b""
+
+    async def _verify(self, body: bytes) -> bytes:
+        batch = decode(body, VerifyBatch)
+        features = await asyncio.wait_for(self._slot(batch.round), FEATURES_TIMEOUT_S)
+        self._features.pop(batch.round, None)
+        loop = asyncio.get_running_loop()
+        verdicts = await loop.run_in_executor(self._executor, self._verifier.verify, features, batch)
+        return encode(verdicts)
+
+
+class ProposerHost:
+    """Answers for several proposers on one channel."""
+
+    def __init__(self, proposers: Mapping[str, Proposer], secret: bytes) -> None:
+        self._proposers = proposers
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
+        self.server = ChannelServer({"propose": self._propose}, secret)
+
+    async def _propose(self, body: bytes) -> bytes:
+        batch = decode(body, ProposeBatch)
+        proposer = self._proposers[batch.proposer]
+        drafts = await asyncio.get_running_loop().run_in_executor(self._executor, proposer.propose, batch)
+        return encode(drafts)
