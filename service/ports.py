@@ -79,11 +79,12 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one decision: how many tokens were drafted and accepted."""
+    """What became of one decision: how many tokens were asked for, drafted and accepted."""
 
     request_id: str
     tier: str
     proposer: str
+    num_asked: int
     num_drafted: int
     num_accepted: int
 

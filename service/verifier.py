@@ -83,8 +83,9 @@ def _target_tokens(
 def _ratio(logits: torch.Tensor, row: VerifyRow) -> tuple[int, tuple[int, ...]]:
     assert row.support_ids is not None and row.support_probs is not None
     gamma, sampling = len(row.draft_token_ids), row.sampling
-    target_probs = target_log_probs(logits, [sampling] * (gamma + 1)).exp()
-    draft_probs = expand_support(row.support_ids, row.support_probs, logits.shape[-1]).to(target_probs.dtype)
+    target_probs = target_log_probs(logits.double(), [sampling] * (gamma + 1)).exp()
+    draft_probs = expand_support(row.support_ids, row.support_probs, logits.shape[-1]).double()
+    draft_probs /= draft_probs.sum(-1, keepdim=True)
     positions = range(row.committed_len, row.committed_len + gamma + 1)
     return ratio_test(
         row.draft_token_ids,
