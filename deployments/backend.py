@@ -1,6 +1,7 @@
 """What the HTTP surface talks to: one engine, its model's name, and whether it is ready."""
 
 import time
+from collections.abc import Awaitable, Callable
 
 from transformers import PreTrainedTokenizerFast
 
@@ -12,7 +13,15 @@ from specserve.service.running import RequestStream
 class EngineBackend:
     """Serves requests with one engine."""
 
-    def __init__(self, engine: Engine, model_id: str, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        model_id: str,
+        tokenizer: PreTrainedTokenizerFast,
+        warm_up: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._warm_up = warm_up
+        self._started = False
         self.engine = engine
         self.model_id = model_id
         self.tokenizer = tokenizer
@@ -30,8 +39,14 @@ class EngineBackend:
 
     @property
     def ready(self) -> bool:
-        """True while the engine's loop runs."""
-        return not self.engine.failed
+        """True from the end of warm-up for as long as the engine's loop runs."""
+        return self._started and not self.engine.failed
+
+    async def start(self) -> None:
+        """Measure what rounds cost, then start the engine's loop."""
+        await self._warm_up()
+        self.engine.start()
+        self._started = True
 
     def submit(self, request: GenerationRequest) -> RequestStream:
         """Queue `request`; raises BadRequestError before anything is allocated."""

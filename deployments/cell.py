@@ -2,17 +2,19 @@
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 
 from specserve.service.engine import Engine, EngineConfig
 from specserve.service.inline import DirectProposerPort, InlineProposerPort, InlineRoundPort
-from specserve.service.models import LoadedModel, load_model, load_tokenizer, resolve_dtype
+from specserve.service.models import ModelShape, load_model, load_tokenizer, resolve_dtype
 from specserve.service.ports import Planner, Proposer, ProposerPort, RoundPort
 from specserve.service.proposers.draft_model import DraftModelProposer
 from specserve.service.proposers.prompt_lookup import PromptLookupProposer
 from specserve.service.target import Target
 from specserve.service.verifier import Verifier
+from specserve.service.warmup import warm_up
 
 from .backend import EngineBackend
 from .planning import PolicyPlanner
@@ -28,10 +30,10 @@ def inline_backend(settings: ServiceSettings) -> EngineBackend:
     target = Target(model, settings.num_pages, settings.page_tokens)
     ports = local_proposer_ports(settings)
     if "draft" in settings.usable_proposers:
-        ports["draft"] = InlineProposerPort(draft_proposer(settings, model.config.vocab_size, dtype), executor)
+        ports["draft"] = InlineProposerPort(draft_proposer(settings, model.shape.vocab_size, dtype), executor)
     round_port = InlineRoundPort(target, Verifier(model), executor)
     planner = PolicyPlanner(load_policy(settings.policy))
-    return cell_backend(settings, engine_config(settings, model), round_port, ports, planner)
+    return cell_backend(settings, engine_config(settings, model.shape), round_port, ports, planner)
 
 
 def local_proposer_ports(settings: ServiceSettings) -> dict[str, ProposerPort]:
@@ -50,13 +52,13 @@ def draft_proposer(settings: ServiceSettings, vocab_size: int, dtype: torch.dtyp
     return DraftModelProposer(draft, vocab_size, settings.num_pages, settings.page_tokens)
 
 
-def engine_config(settings: ServiceSettings, model: LoadedModel) -> EngineConfig:
-    """Return the engine's limits for `model` under `settings`."""
-    max_len = min(settings.max_model_len or model.max_positions, model.max_positions)
+def engine_config(settings: ServiceSettings, shape: ModelShape) -> EngineConfig:
+    """Return the engine's limits for a model of this shape under `settings`."""
+    max_len = min(settings.max_model_len or shape.max_positions, shape.max_positions)
     return EngineConfig(
         max_model_len=max_len,
-        vocab_size=int(model.config.vocab_size),
-        eos_token_ids=model.eos_token_ids,
+        vocab_size=shape.vocab_size,
+        eos_token_ids=shape.eos_token_ids,
         num_pages=settings.num_pages,
         page_tokens=settings.page_tokens,
         max_running=settings.max_running,
@@ -73,4 +75,5 @@ def cell_backend(
     """Return the backend of a cell made of these parts."""
     tokenizer = load_tokenizer(settings.model_dir)
     engine = Engine(round_port, ports, planner, tokenizer, config)
-    return EngineBackend(engine, settings.model_id, tokenizer)
+    warm = partial(warm_up, round_port, ports, planner, config)
+    return EngineBackend(engine, settings.model_id, tokenizer, warm)

@@ -4,7 +4,6 @@ An array's extension code names its dtype; its payload is one byte of rank, the 
 raw elements in C order. No pickle: decoding untrusted bytes can fail, but never runs code.
 """
 
-import functools
 import struct
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_origin
@@ -61,9 +60,10 @@ def decode(data: bytes, type: type[T]) -> T:
     return message
 
 
-@functools.cache
 def _decoder(type: type[Any]) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(type, dec_hook=_check_array, ext_hook=_unpack_array)
+    if type not in _DECODERS:  # building one costs far more than a decode
+        _DECODERS[type] = msgspec.msgpack.Decoder[Any](type, dec_hook=_check_array, ext_hook=_unpack_array)
+    return _DECODERS[type]
 
 
 def _pack(value: object) -> object:
@@ -103,3 +103,4 @@ def _check_array(type: Any, value: Any) -> npt.NDArray[Any]:
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_pack)
+_DECODERS: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}

@@ -40,7 +40,7 @@ class LLM:
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine", daemon=True)
         self._thread.start()
         self.backend = inline_backend(self.settings)
-        self._loop.call_soon_threadsafe(self.backend.engine.start)
+        asyncio.run_coroutine_threadsafe(self.backend.start(), self._loop).result()
 
     def __enter__(self) -> Self:
         return self

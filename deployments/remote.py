@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from specserve.service.errors import ChannelError, ProposerUnavailableError, RoundLostError
+from specserve.service.errors import ChannelError, ProposerUnavailableError, RoundLostError, SpecserveError
 from specserve.service.messages import DraftBatch, ProposeBatch, ScoreBatch, VerdictBatch, VerifyBatch
 
 from .channel import ChannelClient
@@ -29,16 +29,13 @@ class RemoteRoundPort:
 
     async def connect(self) -> None:
         """Connect to whatever is not connected, waiting for restarted actors as long as it takes."""
-        verifier_is_new = self._verifier is None or not self._verifier.connected
-        target_is_new = self._target is None or not self._target.connected
-        if verifier_is_new:
+        if self._verifier is None or not self._verifier.connected:
             self._verifier = await self._reach("verifier", self._locate_verifier)
-        if target_is_new:
+        if self._target is None or not self._target.connected:
             self._target = await self._reach("target", self._locate_target)
-        if verifier_is_new or target_is_new:
-            host, port = await self._locate_verifier()
-            assert self._target is not None
-            await self._target.call("connect", f"{host}:{port}".encode(), ROUND_TIMEOUT_S)
+        host, port = await self._locate_verifier()
+        assert self._target is not None
+        await self._target.call("connect", f"{host}:{port}".encode(), ROUND_TIMEOUT_S)
 
     async def run_round(self, score: ScoreBatch, verify: VerifyBatch) -> VerdictBatch:
         """Return the verdicts. Raises RoundLostError when either process is gone or silent."""
@@ -50,7 +47,7 @@ class RemoteRoundPort:
             calls.append(asyncio.ensure_future(self._verifier.call("verify", encode(verify), ROUND_TIMEOUT_S)))
         try:
             answers = await asyncio.gather(*calls)
-        except (ChannelError, TimeoutError) as error:
+        except (SpecserveError, TimeoutError) as error:
             for call in calls:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
@@ -66,7 +63,7 @@ class RemoteRoundPort:
             target_lost = self._target is None or not self._target.connected
             try:
                 await self.connect()
-            except (ChannelError, TimeoutError) as error:
+            except (SpecserveError, TimeoutError) as error:
                 LOG.warning("reconnecting: %s", error)
                 continue
             return target_lost
@@ -109,6 +106,11 @@ class ProposerLink:
     def start(self) -> None:
         """Begin to connect, and to reconnect whenever the replica goes."""
         self._task = asyncio.get_running_loop().create_task(self._keep())
+
+    async def wait_connected(self) -> None:
+        """Return once a replica answers."""
+        while not self.connected:
+            await asyncio.sleep(RETRY_S)
 
     async def call(self, body: bytes, timeout_s: float) -> bytes:
         """Return the answer to one propose message. Raises ChannelError or TimeoutError."""
@@ -169,5 +171,5 @@ class RemoteProposerPort:
         """Return the drafts. Raises ProposerUnavailableError when they are late, lost or unreadable."""
         try:
             return decode(await self._link.call(encode(batch), timeout_s), DraftBatch)
-        except (ChannelError, TimeoutError, ValueError) as error:
+        except (SpecserveError, TimeoutError, ValueError) as error:
             raise ProposerUnavailableError(f"{self.name}: {error!r}") from error

@@ -23,7 +23,7 @@ def walk_chain(draft_token_ids: Sequence[int], target_token_ids: Sequence[int]) 
 
 
 def coupled_tokens(log_probs: torch.Tensor, gumbel: torch.Tensor) -> list[int]:
-    """Return the Gumbel-max token of every row of `log_probs` and `gumbel`, both [rows, vocab]; ties go to the lowest."""
+    """Return the Gumbel-max token of every row of `log_probs` and `gumbel`, [rows, vocab]; ties go to the lowest id."""
     return [int(token) for token in (log_probs + gumbel.to(log_probs.device)).argmax(-1).tolist()]
 
 
@@ -61,7 +61,8 @@ def residual(target_probs_row: torch.Tensor, draft_probs_row: torch.Tensor) -> t
 def inverse_cdf(probs: torch.Tensor, u: float) -> int:
     """Return the token at quantile `u` in [0, 1) of `probs` [vocab], normalised here; never one of probability zero.
 
-    It is the first token whose cumulative sum *exceeds* the quantile, so the sum grew there: its probability is positive.
+    It is the first token whose cumulative sum *exceeds* the quantile: the sum grew there, so its probability is
+    positive.
     """
     cumulative = probs.double().cumsum(-1)
     quantile = u * cumulative[-1]

@@ -10,12 +10,15 @@ from transformers import PreTrainedTokenizerFast
 
 from .commit import commit
 from .drafting import Drafting
-from .errors import BadRequestError, EngineStoppedError, ModelNotFoundError, PromptTooLongError, RoundLostError
+from .errors import BadRequestError, EngineStoppedError, PromptTooLongError, RoundLostError
 from .messages import Draft, ScoreBatch, ScoreRow, Verdict, VerifyBatch, VerifyRow
 from .pages import OutOfPagesError, PageAllocator
 from .ports import Decision, Outcome, Planner, ProposerPort, RequestView, RoundCost, RoundPort
 from .requests import GenerationRequest, StepOutput
 from .running import RequestStream, Running
+
+MAX_LOST_IN_A_ROW = 20
+"""A round that fails this often is not lost to a death but to a defect: the engine stops and says so."""
 
 TIER_ORDER: Mapping[str, int] = {"priority": 0, "default": 1, "flex": 2}
 
@@ -73,6 +76,7 @@ class Engine:
         self._running: list[Running] = []
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._lost_in_a_row = 0
 
     @property
     def num_free_pages(self) -> int:
@@ -204,7 +208,6 @@ class Engine:
         self.counters.rounds += 1
         decoding = [running for running in self._running if running.decoding]
         decisions = self._plan(decoding)
-        started = time.perf_counter()
         drafts, propose_ms = await self._drafting.propose(number, decoding, decisions)
         scored = self._score_rows(drafts)
         if not scored:
@@ -216,17 +219,20 @@ class Engine:
             verdicts = await self._round_port.run_round(score, verify)
         except RoundLostError:
             self.counters.rounds_lost += 1
+            self._lost_in_a_row += 1
+            if self._lost_in_a_row > MAX_LOST_IN_A_ROW:
+                raise
             if await self._round_port.recover():
                 for running in self._running:
                     running.kv_len = 0
             return
         score_ms = (time.perf_counter() - scoring) * 1e3
+        self._lost_in_a_row = 0
         for running, row in scored:
             running.kv_len = row.start_position + len(row.token_ids)
         by_id = {verdict.request_id: verdict for verdict in verdicts.verdicts}
         outcomes = self._commit_all([r for r, row in scored if row.num_sampled], by_id, decisions, drafts)
         num_tokens = sum(len(row.token_ids) for _, row in scored)
-        del started
         self._planner.learn(outcomes, RoundCost(len(scored), num_tokens, score_ms, propose_ms))
 
     def _plan(self, decoding: list[Running]) -> dict[str, Decision]:
@@ -351,8 +357,3 @@ def _verify_row(running: Running, drafts: Mapping[str, Draft]) -> VerifyRow:
         request.num_logprobs,
     )
 
-
-def check_model_name(name: str, served: str) -> None:
-    """Raise ModelNotFoundError unless `name` is the model served here."""
-    if name != served:
-        raise ModelNotFoundError(f"the model {name!r} does not exist; this server has {served!r}", "model")

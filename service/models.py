@@ -6,13 +6,23 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
 
 from .attention import ATTENTION_NAME, register_attention
 from .errors import ModelUnsupportedError
 
 DtypeName = Literal["auto", "bfloat16", "float32", "float64"]
 REFUSED_LAYER_WORDS = ("mamba", "linear_attention", "recurrent", "rwkv", "ssm")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What an engine must know of a model without loading its weights."""
+
+    vocab_size: int
+    max_positions: int
+    eos_token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +33,7 @@ class LoadedModel:
     head: nn.Module
     config: Any
     dtype: torch.dtype
-    eos_token_ids: tuple[int, ...]
-
-    @property
-    def max_positions(self) -> int:
-        """The longest context the model was made for, in tokens."""
-        return int(self.config.max_position_embeddings)
+    shape: ModelShape
 
 
 def embedded_dir(name: Literal["target", "draft"]) -> Path:
@@ -44,10 +49,10 @@ def resolve_dtype(name: DtypeName) -> torch.dtype:
     return cast(torch.dtype, getattr(torch, name))
 
 
-def load_model(model_dir: Path | str, dtype: torch.dtype) -> LoadedModel:
-    """Return the model in `model_dir`, ready for packed forwards; safetensors only, no remote code.
+def read_shape(model_dir: Path | str) -> ModelShape:
+    """Return the shape of the model in `model_dir`.
 
-    Raises: ModelUnsupportedError when the folder holds no causal model whose cache can be rolled back.
+    Raises: ModelUnsupportedError when it is no causal model whose cache can be rolled back.
     """
     try:
         config = AutoConfig.from_pretrained(model_dir)
@@ -57,14 +62,25 @@ def load_model(model_dir: Path | str, dtype: torch.dtype) -> LoadedModel:
     kinds = " ".join([*(getattr(text_config, "layer_types", None) or ()), str(config.model_type)])
     if config.is_encoder_decoder or any(word in kinds for word in REFUSED_LAYER_WORDS):
         raise ModelUnsupportedError(f"{config.model_type} keeps a state that cannot be rolled back; it is not served")
+    eos: int | list[int] | None = text_config.eos_token_id
+    if (Path(model_dir) / "generation_config.json").exists():
+        eos = GenerationConfig.from_pretrained(model_dir).eos_token_id or eos
+    eos_token_ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),)
+    return ModelShape(int(text_config.vocab_size), int(text_config.max_position_embeddings), eos_token_ids)
+
+
+def load_model(model_dir: Path | str, dtype: torch.dtype) -> LoadedModel:
+    """Return the model in `model_dir`, ready for packed forwards; safetensors only, no remote code.
+
+    Raises: ModelUnsupportedError as `read_shape` does.
+    """
+    shape = read_shape(model_dir)
     register_attention()
+    transformers_logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(
         model_dir, dtype=dtype, attn_implementation=ATTENTION_NAME, use_safetensors=True
     ).eval()
-    eos = model.generation_config.eos_token_id if model.generation_config is not None else None
-    eos = text_config.eos_token_id if eos is None else eos
-    eos_token_ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),)
-    return LoadedModel(model.base_model, model.get_output_embeddings(), text_config, dtype, eos_token_ids)
+    return LoadedModel(model.base_model, model.get_output_embeddings(), model.config.get_text_config(), dtype, shape)
 
 
 def load_tokenizer(model_dir: Path | str) -> PreTrainedTokenizerFast:

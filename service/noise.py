@@ -55,7 +55,7 @@ def uniform(seed: int, position: int, role: int) -> float:
 
 
 def _key(seed: int, position: int, stream: int) -> int:
-    """Return 64 bits in which, two of the arguments being equal, different values of the third never collide."""
+    """Return 64 bits; keys that differ in only one argument never collide, as every step is a bijection."""
     state = 0
     for word in (seed, stream, position):
         state = _mixed((state + _GOLDEN) ^ (word & _MASK))

@@ -44,7 +44,7 @@ def _top_k(scores: torch.Tensor, num_kept: Sequence[int]) -> torch.Tensor:
 
 def _top_p(scores: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
     """Remove the least likely tokens as long as their total stays within 1 - mass; the likeliest token always stays."""
-    ordered, order = scores.sort(-1, descending=True, stable=True)
+    ordered, order = torch.sort(scores, stable=True, dim=-1, descending=True)
     ordered, order = ordered.flip(-1), order.flip(-1)
     removed = ordered.softmax(-1).cumsum(-1) <= 1.0 - mass
     removed[:, -1] = False

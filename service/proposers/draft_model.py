@@ -45,13 +45,13 @@ class DraftModelProposer:
     name = "draft"
 
     def __init__(self, model: LoadedModel, target_vocab_size: int, num_pages: int = 1024, page_tokens: int = 16) -> None:
-        if model.config.vocab_size > target_vocab_size:
+        if model.shape.vocab_size > target_vocab_size:
             raise ModelUnsupportedError(
-                f"the draft model knows {model.config.vocab_size} tokens, the target {target_vocab_size}"
+                f"the draft model knows {model.shape.vocab_size} tokens, the target {target_vocab_size}"
             )
         self._paged = PagedModel(model, num_pages, page_tokens)
         self._head = model.head
-        self._max_positions = model.max_positions
+        self._max_positions = model.shape.max_positions
         self._allocator = PageAllocator(num_pages, page_tokens)
         self._held: dict[str, _Held] = {}
 

@@ -14,7 +14,7 @@ from .loop import Phase, Point, Recipe, TokenStream, train
 DRAFT_RECIPE = Recipe(
     name="draft",
     seed=20_261_201,
-    num_steps=900,
+    num_steps=700,
     batch_tokens=8192,
     lr=6e-3,
     weight_decay=0.05,

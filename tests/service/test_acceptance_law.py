@@ -2,6 +2,7 @@
 
 import itertools
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -15,8 +16,17 @@ from specserve.service.sampling import target_log_probs
 EXACT = 1e-12
 
 
+def counted_ratio_test(
+    draft: Sequence[int], p: torch.Tensor, q: torch.Tensor, accept: Sequence[float], residuals: Sequence[float]
+) -> tuple[int, tuple[int, ...]]:
+    num_accepted, emitted = ratio_test(draft, p, q, accept, residuals)
+    assert len(emitted) == num_accepted + 1
+    assert emitted[:-1] == tuple(draft[:num_accepted])
+    return num_accepted, emitted
+
+
 def assert_exact(target: Table, draft: Table, gamma: int, *, deterministic: bool = False) -> None:
-    law = output_law(ratio_test, target, draft, gamma, one_hot_argmax if deterministic else sampled)
+    law = output_law(counted_ratio_test, target, draft, gamma, one_hot_argmax if deterministic else sampled)
     assert law.distance(target_law(target, gamma + 1)) < EXACT
     assert not law.forbidden
 
@@ -95,7 +105,8 @@ def test_sample_and_walk_has_the_targets_law_for_every_draft(gamma: int) -> None
         for own in itertools.product(range(3), repeat=gamma + 1):
             weight = float(np.prod([float(row[token]) for row, token in zip(rows, own, strict=True)]))
             num_accepted, emitted = walk_chain(draft, own)
-            assert emitted[:-1] == draft[:num_accepted] and len(emitted) == num_accepted + 1
+            assert emitted[:-1] == draft[:num_accepted]
+            assert len(emitted) == num_accepted + 1
             for tail in itertools.product(range(3), repeat=gamma - num_accepted):
                 tokens, share = emitted, 1.0
                 for token in tail:

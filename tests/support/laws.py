@@ -124,7 +124,12 @@ class Uniforms(Sequence[float]):
 
 
 def _options(breakpoints: Iterable[float], with_zero: bool) -> list[tuple[float, float]]:
-    edges = sorted({0.0, 1.0, *(point for point in breakpoints if 0.0 < point < 1.0)})
+    # Breakpoints that differ by rounding alone are one.
+    edges = [0.0]
+    for point in sorted(breakpoints):
+        if edges[-1] + 1e-15 < point < 1.0 - 1e-15:
+            edges.append(point)
+    edges.append(1.0)
     options = [((low + high) / 2, high - low) for low, high in itertools.pairwise(edges)]
     # u = 0 has no weight, but generators do return it: what it lets through is seen by `Law.forbidden`.
     return [*options, (0.0, 0.0)] if with_zero else options
@@ -141,7 +146,7 @@ class Round:
 
     draft: Table
     gamma: int
-    uniforms: Uniforms
+    uniforms: Sequence[float] = ()
     token_ids: list[int] = field(default_factory=list)
     rows: list[torch.Tensor] = field(default_factory=list)
 
@@ -179,7 +184,11 @@ def output_law(
     """
     probs: dict[Prefix, float] = defaultdict(float)
     forbidden: set[Prefix] = set()
-    for run, emitted in _rounds(rule, target, draft, gamma, drafting, fine, share_draft_noise):
+    script: list[int] | None = []
+    while script is not None:
+        run = _Run(script)
+        emitted = _one_round(run, rule, target, Round(draft, gamma), drafting, fine, share_draft_noise)
+        script = run.next_script()
         assert len(emitted) <= gamma + 1
         if any(float(target(emitted[:place])[token]) == 0.0 for place, token in enumerate(emitted)):
             forbidden.add(emitted)
@@ -188,51 +197,48 @@ def output_law(
     return Law(dict(probs), frozenset(forbidden))
 
 
-def _rounds(
+def _one_round(
+    run: _Run,
     rule: Rule,
     target: Table,
-    draft: Table,
-    gamma: int,
+    state: Round,
     drafting: Callable[[Round], None],
     fine: bool,
     share_draft_noise: bool,
-) -> Iterator[tuple[_Run, Prefix]]:
-    script: list[int] | None = []
-    while script is not None:
-        run = _Run(script)
-        p_rows: list[torch.Tensor] = []
+) -> Prefix:
+    """Return what `rule` emits on one branch."""
 
-        def draft_edges(place: int) -> list[float]:
-            row, truth = draft(state.token_ids), target(state.token_ids)
-            wide = [*_edges(truth), *_edges((truth - row).clamp(min=0.0))] if share_draft_noise else []
-            return [*_edges(row), *wide]
+    def draft_edges(place: int) -> list[float]:
+        p, q = target(state.token_ids), state.draft(state.token_ids)
+        return [*_edges(q), *_edges(p), *_edges((p - q).clamp(min=0.0))] if share_draft_noise else _edges(q)
 
-        def accept_edges(place: int) -> list[float]:
-            token, rows = state.token_ids[place], p_rows if fine else [p_rows[place]]
-            q = float(state.rows[place][token])
-            points = [float(row[token]) / q for row in rows if q > 0.0]
-            return [*points, *(1.0 / point for point in points if point > 0.0)] if fine else points
+    def accept_edges(place: int) -> list[float]:
+        token, q = state.token_ids[place], float(state.rows[place][state.token_ids[place]])
+        ratios = [float(row[token]) / q for row in p_rows[place : place + (2 if fine else 1)] if q > 0.0]
+        if not fine:
+            return ratios
+        return [*ratios, *(1.0 / ratio for ratio in ratios if ratio > 0.0), *(ratio * q for ratio in ratios)]
 
-        def residual_edges(place: int) -> list[float]:
-            p_of, q_of = p_rows[place], state.rows[place] if place < len(state.rows) else p_rows[place]
-            points = [*_edges(p_of), *_edges(residual(p_of, q_of))]
-            if fine:
-                for row in p_rows:
-                    points += _edges(row)
-                points += [*_edges((q_of - p_of).clamp(min=0.0)), *_edges(q_of)]
-            return points
+    def residual_edges(place: int) -> list[float]:
+        p = p_rows[place]
+        q = state.rows[place] if place < len(state.rows) else p
+        points = [*_edges(p), *_edges(residual(p, q))]
+        if fine:
+            raw, wrong = (p - q).clamp(min=0.0).cumsum(-1), ((q - p).clamp(min=0.0), (q - p).abs(), q, *p_rows)
+            points += [*raw.tolist(), *itertools.chain.from_iterable(map(_edges, wrong))]
+            # A rule that looks at the next target row corrects from it, too.
+            points += itertools.chain.from_iterable(_edges(residual(row, q)) for row in p_rows[place + 1 : place + 2])
+        return points
 
-        state = Round(draft, gamma, Uniforms(run, draft_edges))
-        drafting(state)
-        tokens = state.token_ids
-        p_rows += [target(tokens[:place]) for place in range(len(tokens) + 1)]
-        zero = any(float(row.min()) == 0.0 for row in p_rows)
-        rows = torch.stack(state.rows) if state.rows else torch.zeros(0, target.vocab_size, dtype=torch.float64)
-        accept = Uniforms(run, accept_edges, zero)
-        own = Uniforms(run, residual_edges, zero)
-        _, emitted = rule(tokens, torch.stack(p_rows), rows, accept, state.uniforms if share_draft_noise else own)
-        yield run, tuple(emitted)
-        script = run.next_script()
+    state.uniforms = Uniforms(run, draft_edges)
+    drafting(state)
+    tokens = tuple(state.token_ids)
+    p_rows = [target(tokens[:place]) for place in range(len(tokens) + 1)]
+    q_rows = torch.stack(state.rows) if state.rows else torch.zeros(0, target.vocab_size, dtype=torch.float64)
+    with_zero = any(float(row.min()) == 0.0 for row in p_rows)
+    accept = Uniforms(run, accept_edges, with_zero)
+    residuals = state.uniforms if share_draft_noise else Uniforms(run, residual_edges, with_zero)
+    return tuple(rule(tokens, torch.stack(p_rows), q_rows, accept, residuals)[1])
 
 
 def _continued(target: Table, tokens: Prefix, num_tokens: int) -> Iterator[tuple[Prefix, float]]:

@@ -1,0 +1,144 @@
+"""Carries outputs from the backend's streams to the client, and cancels them when the client is gone."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from specserve.service.errors import EngineStoppedError, PromptTooLongError
+from specserve.service.requests import GenerationRequest, StepOutput
+
+from .backend import Backend, RequestStream
+from .errors import describe
+from .reply import Reply
+
+SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+CLIENT_GONE = 499
+_log = logging.getLogger(__name__)
+
+
+def submit_all(backend: Backend, requests: Sequence[GenerationRequest], param: str) -> list[RequestStream]:
+    """Return the streams of all requests, or of none: when one is refused, those before it are cancelled."""
+    streams: list[RequestStream] = []
+    try:
+        for request in requests:
+            streams.append(backend.submit(request))
+    except PromptTooLongError as error:
+        _cancel(streams)
+        raise PromptTooLongError(error.message, param, error.code) from error
+    except Exception:
+        _cancel(streams)
+        raise
+    return streams
+
+
+async def answer_whole(request: Request, reply: Reply, streams: Sequence[RequestStream]) -> Response:
+    """Return the finished response; when the client leaves before, its requests are cancelled at once."""
+    work = asyncio.create_task(_collect(reply, streams))
+    gone = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            return Response(status_code=CLIENT_GONE)
+        await work
+        return JSONResponse(reply.whole())
+    finally:
+        _cancel_unfinished(reply, streams)
+        work.cancel()
+        gone.cancel()
+        await asyncio.gather(work, gone, return_exceptions=True)
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events of one reply. However the response ends, unfinished requests are cancelled then."""
+
+    def __init__(self, reply: Reply, streams: Sequence[RequestStream]) -> None:
+        self._reply = reply
+        self._streams = streams
+        self._events = events(reply, streams)
+        super().__init__(self._events, headers=SSE_HEADERS, media_type="text/event-stream")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events, whether the client stays or not."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            _cancel_unfinished(self._reply, self._streams)
+            await self._events.aclose()
+
+
+async def events(reply: Reply, streams: Sequence[RequestStream]) -> AsyncGenerator[str]:
+    """Yield the frames of a reply. An error becomes the last frame, and there is no `[DONE]` after it."""
+    try:
+        async with aclosing(merged(streams)) as outputs:
+            async for index, output in outputs:
+                chunk = reply.chunk(index, output)
+                if chunk is not None:
+                    yield _frame(chunk)
+        if reply.include_usage:
+            yield _frame(reply.usage_chunk())
+        yield "data: [DONE]\n\n"
+    except Exception as error:
+        status, body = describe(error)
+        _log.error("stream %s failed with status %d", reply.response_id, status, exc_info=error)
+        yield _frame(body)
+
+
+async def merged(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, StepOutput]]:
+    """Yield the outputs of all streams as they come, each with its stream's index, until all are finished."""
+    arrived: asyncio.Queue[tuple[int, StepOutput | Exception]] = asyncio.Queue()
+    pumps = [asyncio.create_task(_pump(index, stream, arrived)) for index, stream in enumerate(streams)]
+    unfinished = len(streams)
+    try:
+        while unfinished:
+            index, output = await arrived.get()
+            if isinstance(output, Exception):
+                raise output
+            unfinished -= output.finish_reason is not None
+            yield index, output
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(index: int, stream: RequestStream, arrived: asyncio.Queue[tuple[int, StepOutput | Exception]]) -> None:
+    try:
+        async for output in stream:
+            arrived.put_nowait((index, output))
+            if output.finish_reason is not None:
+                return
+    except Exception as error:
+        arrived.put_nowait((index, error))
+        return
+    arrived.put_nowait((index, EngineStoppedError("the engine ended the request without a finish reason")))
+
+
+async def _collect(reply: Reply, streams: Sequence[RequestStream]) -> None:
+    async with aclosing(merged(streams)) as outputs:
+        async for index, output in outputs:
+            reply.add(index, output)
+
+
+async def _disconnected(request: Request) -> None:
+    """Return when the client has gone; the body is read already, so nothing else can arrive."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _cancel_unfinished(reply: Reply, streams: Sequence[RequestStream]) -> None:
+    _cancel([s for s, choice in zip(streams, reply.choices, strict=True) if choice.finish_reason is None])
+
+
+def _cancel(streams: Sequence[RequestStream]) -> None:
+    for stream in streams:
+        stream.cancel()
+
+
+def _frame(body: dict[str, object]) -> str:
+    return f"data: {json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(',', ':'))}\n\n"

@@ -1,0 +1,144 @@
+"""The OpenAI surface of one model. It knows a `Backend` and HTTP, and no Ray."""
+
+import logging
+import secrets
+import time
+import uuid
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from specserve.service.errors import ModelNotFoundError, SpecserveError
+from specserve.service.requests import GenerationRequest
+
+from .answering import EventStream, answer_whole, submit_all
+from .backend import Backend
+from .errors import answer_error
+from .reply import VERSION, Reply
+from .schemas import ChatCompletionRequest, CommonRequest, CompletionRequest
+from .translate import chat_requests, completion_requests
+
+MAX_WARNED_NAMES = 1000
+_log = logging.getLogger(__name__)
+
+
+def build_api(backend: Backend) -> FastAPI:
+    """Return the app that serves `backend`; all its state is in this call."""
+    app = FastAPI(title="specserve", version=VERSION, docs_url=None, redoc_url=None, strict_content_type=False)
+    app.add_middleware(RequestIdMiddleware)
+    for kind in (RequestValidationError, HTTPException, SpecserveError, Exception):
+        app.add_exception_handler(kind, answer_error)
+    _add_generation(app, backend)
+    _add_facts(app, backend)
+    return app
+
+
+def _add_generation(app: FastAPI, backend: Backend) -> None:
+    warned: set[str] = set()
+
+    async def answer(
+        request: Request, body: CommonRequest, reply: Reply, requests: list[GenerationRequest]
+    ) -> Response:
+        reply.expect(requests)
+        streams = submit_all(backend, requests, "messages" if reply.chat else "prompt")
+        return EventStream(reply, streams) if body.stream else await answer_whole(request, reply, streams)
+
+    def begin(body: CommonRequest, prefix: str) -> Reply:
+        if not backend.ready:
+            raise HTTPException(503, "the model is not ready")
+        _warn_unknown(body, warned)
+        options = body.stream_options
+        return Reply(
+            chat=isinstance(body, ChatCompletionRequest),
+            response_id=f"{prefix}-{uuid.uuid4().hex}",
+            created=int(time.time()),
+            model=backend.model_id,
+            tokenizer=backend.tokenizer,
+            num_choices=body.n or 1,
+            include_usage=options is not None and bool(options.include_usage),
+            continuous_usage=options is not None and bool(options.continuous_usage_stats),
+        )
+
+    @app.post("/v1/completions", response_model=None)
+    async def completions(request: Request, body: CompletionRequest) -> Response:
+        reply = begin(body, "cmpl")
+        requests = completion_requests(body, backend, reply.response_id, secrets.randbits(63))
+        return await answer(request, body, reply, requests)
+
+    @app.post("/v1/chat/completions", response_model=None)
+    async def chat_completions(request: Request, body: ChatCompletionRequest) -> Response:
+        reply = begin(body, "chatcmpl")
+        requests = chat_requests(body, backend, reply.response_id, secrets.randbits(63))
+        return await answer(request, body, reply, requests)
+
+
+def _add_facts(app: FastAPI, backend: Backend) -> None:
+    def card() -> dict[str, Any]:
+        return {
+            "id": backend.model_id,
+            "object": "model",
+            "created": backend.created,
+            "owned_by": "specserve",
+            "root": backend.model_id,
+            "parent": None,
+            "max_model_len": backend.max_model_len,
+        }
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [card()]}
+
+    @app.get("/v1/models/{model_id:path}")
+    async def model(model_id: str) -> dict[str, Any]:
+        if model_id != backend.model_id:
+            raise ModelNotFoundError(f"the model {model_id!r} is not served here", "model", "model_not_found")
+        return card()
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> dict[str, str]:
+        if not backend.ready:
+            raise HTTPException(503, "the model is not ready")
+        return {"status": "ready"}
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": VERSION}
+
+
+def _warn_unknown(body: CommonRequest, warned: set[str]) -> None:
+    for name in sorted(body.model_extra or {}):
+        if name not in warned and len(warned) < MAX_WARNED_NAMES:
+            warned.add(name)
+            _log.warning("ignoring the unknown request field %.80r", name)
+
+
+class RequestIdMiddleware:
+    """Gives every answer an `x-request-id`: the client's own when it sent a printable one, else a new one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on; see the class."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        asked = Headers(scope=scope).get("x-request-id", "")
+        usable = 0 < len(asked) <= 128 and asked.isascii() and asked.isprintable()
+        request_id = asked if usable else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)

@@ -1,0 +1,50 @@
+"""What the OpenAI surface needs from whoever runs the model; Ray, threads and processes stay behind it."""
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from transformers import PreTrainedTokenizerFast
+
+from specserve.service.requests import GenerationRequest, StepOutput
+
+
+class RequestStream(Protocol):
+    """The rounds' output of one submitted request, ended by an output with a finish reason or by an exception."""
+
+    def __aiter__(self) -> AsyncIterator[StepOutput]: ...
+
+    async def __anext__(self) -> StepOutput: ...
+
+    def cancel(self) -> None:
+        """Give the request up; cancelling a finished or cancelled request does nothing."""
+        ...
+
+
+class Backend(Protocol):
+    """One served model. `max_model_len` is the largest prompt plus output that is ever admitted."""
+
+    @property
+    def model_id(self) -> str: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def created(self) -> int:
+        """Unix time at which the model became known, in seconds."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """True when a request submitted now would be served."""
+        ...
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerFast: ...
+
+    def submit(self, request: GenerationRequest) -> RequestStream:
+        """Queue `request`. Raises BadRequestError when it is refused, before anything is allocated for it."""
+        ...

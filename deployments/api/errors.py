@@ -1,0 +1,91 @@
+"""The one place where an exception becomes an HTTP status and an OpenAI error body."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from specserve.service.errors import (
+    BadRequestError,
+    ChannelError,
+    EngineStoppedError,
+    ModelNotFoundError,
+    PromptTooLongError,
+    ProposerUnavailableError,
+    RoundLostError,
+)
+
+Body = dict[str, Any]
+_UNAVAILABLE: dict[type[Exception], str] = {
+    EngineStoppedError: "engine_stopped",
+    RoundLostError: "round_lost",
+    ProposerUnavailableError: "proposer_unavailable",
+    ChannelError: "channel_lost",
+}
+_log = logging.getLogger(__name__)
+
+
+def describe(error: Exception) -> tuple[int, Body]:
+    """Return the HTTP status and the error body of any exception; an unforeseen one tells the client nothing."""
+    if isinstance(error, ModelNotFoundError):
+        return 404, error_body(error.message, "invalid_request_error", error.param, error.code or "model_not_found")
+    if isinstance(error, PromptTooLongError):
+        code = error.code or "context_length_exceeded"
+        return 400, error_body(error.message, "invalid_request_error", error.param, code)
+    if isinstance(error, BadRequestError):
+        return 400, error_body(error.message, "invalid_request_error", error.param, error.code)
+    if isinstance(error, RequestValidationError):
+        return 400, _invalid(error)
+    if isinstance(error, HTTPException):
+        code = {404: "not_found", 405: "method_not_allowed", 503: "not_ready"}.get(error.status_code)
+        kind = "invalid_request_error" if error.status_code < 500 else "server_error"
+        return error.status_code, error_body(str(error.detail), kind, None, code)
+    for unavailable, reason in _UNAVAILABLE.items():
+        if isinstance(error, unavailable):
+            return 503, error_body(str(error.args[0]), "server_error", None, reason)
+    return 500, error_body("the server failed on this request", "server_error", None, "internal_error")
+
+
+def error_body(message: str, kind: str, param: str | None, code: str | None) -> Body:
+    """Return OpenAI's error object; all four keys are always there."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+async def answer_error(request: Request, error: Exception) -> JSONResponse:
+    """Answer any exception that ends a request before its first byte."""
+    status, body = describe(error)
+    headers = dict(getattr(error, "headers", None) or {})
+    if status == 503:
+        headers["Retry-After"] = "1"
+    if status == 500:
+        _log.error("request failed", exc_info=error)
+        headers["x-request-id"] = getattr(request.state, "request_id", "unknown")
+    return JSONResponse(body, status, headers)
+
+
+def _invalid(error: RequestValidationError) -> Body:
+    """Name the first field at fault; of the complaints of a union's branches the one that got furthest."""
+    first, *others = error.errors()
+    if first["type"] == "json_invalid":
+        return error_body("the body is not valid JSON", "invalid_request_error", None, "invalid_json")
+    rivals = [other for other in others if other["loc"][:2] == first["loc"][:2]]
+    first = max([first, *rivals], key=lambda complaint: len(complaint["loc"]))
+    param = field_name(first["loc"][1:], error.body, first["type"] == "missing")
+    message = str(first["msg"]).removeprefix("Value error, ")
+    return error_body(f"{param or 'body'}: {message}", "invalid_request_error", param, None)
+
+
+def field_name(location: Sequence[int | str], body: object, missing: bool) -> str | None:
+    """Return the dotted name of a field from pydantic's location, without the names of union branches in it."""
+    names: list[str] = []
+    for place, key in enumerate(location):
+        there = key in body if isinstance(body, dict) else isinstance(body, list) and isinstance(key, int)
+        if there or (missing and place == len(location) - 1):
+            names.append(str(key))
+        if there:
+            body = body[key]  # type: ignore[index]
+    return ".".join(names) or None

@@ -1,0 +1,152 @@
+"""The answer to one HTTP request as it grows: rounds' outputs go in, OpenAI's objects come out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from specserve.service.messages import FinishReason
+from specserve.service.requests import GenerationRequest, RequestSummary, StepOutput
+
+from .logprobs import Scored, chat_logprobs, completion_logprobs
+from .metrics import metrics, usage
+
+VERSION = version("specserve")
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice so far. `unsent` are scored tokens whose text has not gone out yet; it goes with theirs."""
+
+    request: GenerationRequest
+    text: str = ""
+    num_tokens: int = 0
+    unsent: Scored = field(default_factory=Scored)
+    text_offset: int = 0
+    role_sent: bool = False
+    finish_reason: FinishReason | None = None
+    summary: RequestSummary | None = None
+
+    def add(self, output: StepOutput) -> None:
+        """Take one round's output in."""
+        self.text += output.text
+        self.num_tokens += len(output.token_ids)
+        if self.request.num_logprobs is not None:
+            self.unsent += Scored(output.token_ids, output.logprobs)
+        self.finish_reason = output.finish_reason
+        self.summary = output.summary or self.summary
+
+
+@dataclass(slots=True)
+class Reply:
+    """One response: `num_choices` (OpenAI's `n`) choices for each prompt, those of a prompt together."""
+
+    chat: bool
+    response_id: str
+    created: int
+    model: str
+    tokenizer: PreTrainedTokenizerFast
+    num_choices: int
+    include_usage: bool
+    continuous_usage: bool
+    choices: list[Choice] = field(default_factory=list)
+
+    def expect(self, requests: Sequence[GenerationRequest]) -> None:
+        """Make one empty choice for each request."""
+        self.choices = [Choice(request) for request in requests]
+
+    @property
+    def finished(self) -> bool:
+        """True when every choice has its finish reason."""
+        return all(choice.finish_reason is not None for choice in self.choices)
+
+    def add(self, index: int, output: StepOutput) -> None:
+        """Take one round's output of one choice in, for an answer sent as a whole."""
+        self.choices[index].add(output)
+
+    def chunk(self, index: int, output: StepOutput) -> dict[str, Any] | None:
+        """Take one round's output in and return its chunk; None when there is nothing to show yet."""
+        choice = self.choices[index]
+        choice.add(output)
+        if not output.text and output.finish_reason is None:
+            return None
+        part: dict[str, Any] = {"index": index}
+        if self.chat:
+            delta: dict[str, Any] = {} if choice.role_sent else {"role": "assistant", "content": ""}
+            part["delta"] = {**delta, "content": output.text} if output.text else delta
+            choice.role_sent = True
+        else:
+            part["text"] = output.text
+        part |= {"logprobs": self._logprobs(choice), "finish_reason": output.finish_reason}
+        chunk = self._head(stream=True) | {"choices": [part]}
+        if output.finish_reason is not None:
+            chunk["service_tier"] = self._tier()
+        if self.continuous_usage:
+            chunk["usage"] = self._usage()
+        elif self.include_usage:
+            chunk["usage"] = None
+        if self.finished and not self.include_usage:
+            chunk["metrics"] = self._metrics()
+        return chunk
+
+    def usage_chunk(self) -> dict[str, Any]:
+        """Return the chunk after the last choice: no choices, the usage and the metrics."""
+        tail: dict[str, Any] = {
+            "choices": [],
+            "service_tier": self._tier(),
+            "usage": self._usage(),
+            "metrics": self._metrics(),
+        }
+        return self._head(stream=True) | tail
+
+    def whole(self) -> dict[str, Any]:
+        """Return the response of a request that did not ask for a stream."""
+        parts = []
+        for index, choice in enumerate(self.choices):
+            message = {"role": "assistant", "content": choice.text, "refusal": None}
+            content = {"message": message} if self.chat else {"text": choice.text}
+            end = {"logprobs": self._logprobs(choice), "finish_reason": choice.finish_reason}
+            parts.append({"index": index, **content, **end})
+        return self._head(stream=False) | {"choices": parts} | self._tail()
+
+    def _tail(self) -> dict[str, Any]:
+        return {"service_tier": self._tier(), "usage": self._usage(), "metrics": self._metrics()}
+
+    def _head(self, stream: bool) -> dict[str, Any]:
+        chat_kind = "chat.completion.chunk" if stream else "chat.completion"
+        return {
+            "id": self.response_id,
+            "object": chat_kind if self.chat else "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": f"specserve-{VERSION}",
+        }
+
+    def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
+        if choice.request.num_logprobs is None:
+            return None
+        scored, choice.unsent = choice.unsent, Scored()
+        if self.chat:
+            return chat_logprobs(scored, self.tokenizer)
+        shape, choice.text_offset = completion_logprobs(scored, self.tokenizer, choice.text_offset)
+        return shape
+
+    def _usage(self) -> dict[str, Any]:
+        """A prompt counts once however many choices it has; every choice's output counts."""
+        prompts = self.choices[:: self.num_choices]
+        return usage(
+            sum(len(choice.request.prompt_token_ids) for choice in prompts),
+            sum(choice.num_tokens for choice in self.choices),
+            sum(choice.summary.cached_tokens for choice in prompts if choice.summary is not None),
+        )
+
+    def _metrics(self) -> dict[str, Any] | None:
+        summary = self.choices[0].summary
+        return None if summary is None else metrics(summary, len(self.choices))
+
+    def _tier(self) -> str:
+        """Return the tier that served: what the engine says once it is known, else what was asked for."""
+        first = self.choices[0]
+        return first.request.tier if first.summary is None else first.summary.tier

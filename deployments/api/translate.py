@@ -1,0 +1,190 @@
+"""From what a client sent to what the engine takes: pure, and the place where everything refusable is refused."""
+
+import hashlib
+from collections.abc import Sequence
+
+from jinja2 import TemplateError
+
+from specserve.service.errors import BadRequestError, ModelNotFoundError, PromptTooLongError
+from specserve.service.messages import Sampling
+from specserve.service.requests import GenerationRequest
+
+from .backend import Backend
+from .schemas import MAX_SEED, ChatCompletionRequest, CommonRequest, CompletionRequest, Speculation
+
+DEFAULT_COMPLETION_TOKENS = 16
+MAX_CHOICES = 128
+_TIERS = {"fast": "priority", "priority": "priority", "flex": "flex"}
+
+
+def completion_requests(
+    body: CompletionRequest, backend: Backend, response_id: str, random_seed: int
+) -> list[GenerationRequest]:
+    """Return one request a choice, `n` for each prompt in order. Raises BadRequestError naming the field."""
+    _check_common(body, backend)
+    _refuse("echo", bool(body.echo), "is not supported yet")
+    _refuse("suffix", bool(body.suffix), "is not supported")
+    _refuse("best_of", body.best_of not in (None, body.n or 1), "other than n is not supported")
+    prompts = [_encode(prompt, backend) for prompt in _split_prompts(body)]
+    if len(prompts) * (body.n or 1) > MAX_CHOICES:
+        raise BadRequestError(f"at most {MAX_CHOICES} choices a request; send fewer prompts", "prompt")
+    return _requests(body, backend, response_id, random_seed, prompts, "prompt", body.logprobs)
+
+
+def chat_requests(
+    body: ChatCompletionRequest, backend: Backend, response_id: str, random_seed: int
+) -> list[GenerationRequest]:
+    """Return one request a choice, the conversation rendered by the model's chat template. Raises BadRequestError."""
+    _check_common(body, backend)
+    _refuse("tools", bool(body.tools), "is not supported yet")
+    _refuse("functions", bool(body.functions), "is not supported yet")
+    _refuse("tool_choice", body.tool_choice not in (None, "none", "auto"), "is not supported yet")
+    _refuse("function_call", body.function_call not in (None, "none", "auto"), "is not supported yet")
+    _refuse("modalities", body.modalities not in (None, ["text"]), "other than text is not supported")
+    _refuse("audio", body.audio is not None, "is not supported")
+    _refuse("top_logprobs", body.top_logprobs is not None and not body.logprobs, "needs logprobs: true")
+    prompt = _render(body, backend)
+    num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return _requests(body, backend, response_id, random_seed, [prompt], "messages", num_logprobs)
+
+
+def _check_common(body: CommonRequest, backend: Backend) -> None:
+    if body.model != backend.model_id:
+        raise ModelNotFoundError(f"the model {body.model!r} is not served here", "model", "model_not_found")
+    _refuse("prediction", body.prediction is not None, "is not supported yet")
+    _refuse("presence_penalty", body.presence_penalty not in (None, 0), "other than 0 is not supported yet")
+    _refuse("frequency_penalty", body.frequency_penalty not in (None, 0), "other than 0 is not supported yet")
+    _refuse("repetition_penalty", body.repetition_penalty not in (None, 1), "other than 1 is not supported yet")
+    _refuse("logit_bias", bool(body.logit_bias), "is not supported yet")
+    _refuse(
+        "response_format", body.response_format not in (None, {"type": "text"}), "other than text is not supported yet"
+    )
+    acceptance = body.speculation.acceptance if body.speculation is not None else None
+    _refuse("speculation.acceptance", acceptance == "block", "'block' is not supported yet")
+    _refuse("stream_options", body.stream_options is not None and not body.stream, "needs stream: true")
+    in_range = all(0 <= token_id < backend.vocab_size for token_id in body.stop_token_ids or ())
+    _refuse("stop_token_ids", not in_range, f"must be within 0..{backend.vocab_size - 1}")
+
+
+def _refuse(param: str, refused: bool, why: str) -> None:
+    if refused:
+        raise BadRequestError(f"{param} {why}", param)
+
+
+def _split_prompts(body: CompletionRequest) -> list[str | list[int]]:
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    prompts: list[str | list[int]] = []
+    single: list[int] = []
+    for item in prompt:
+        if isinstance(item, int):
+            single.append(item)
+        else:
+            prompts.append(item)
+    return prompts or [single]
+
+
+def _encode(prompt: str | list[int], backend: Backend) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        return tuple(backend.tokenizer.encode(prompt))
+    if not all(0 <= token_id < backend.vocab_size for token_id in prompt):
+        raise BadRequestError(f"a token id is outside 0..{backend.vocab_size - 1}", "prompt")
+    return tuple(prompt)
+
+
+def _render(body: ChatCompletionRequest, backend: Backend) -> tuple[int, ...]:
+    if backend.tokenizer.chat_template is None:
+        raise BadRequestError("this model has no chat template; use /v1/completions", "messages")
+    messages: list[dict[str, str]] = []
+    for index, message in enumerate(body.messages):
+        if message.tool_calls or message.function_call:
+            raise BadRequestError("tool calls are not supported yet", f"messages.{index}.tool_calls")
+        if message.content is None:
+            raise BadRequestError("a message needs content", f"messages.{index}.content")
+        content = message.content
+        if not isinstance(content, str):
+            content = "\n".join(part.text for part in content)
+        role = "system" if message.role == "developer" else message.role
+        messages.append({"role": role, "content": content})
+    try:
+        text = backend.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    except TemplateError as error:
+        raise BadRequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
+    return tuple(backend.tokenizer.encode(str(text), add_special_tokens=False))
+
+
+def _requests(
+    body: CommonRequest,
+    backend: Backend,
+    response_id: str,
+    random_seed: int,
+    prompts: Sequence[tuple[int, ...]],
+    param: str,
+    num_logprobs: int | None,
+) -> list[GenerationRequest]:
+    limits = [_max_tokens(body, backend, len(prompt), param) for prompt in prompts]
+    speculation = body.speculation or Speculation()
+    seed = random_seed if body.seed is None else body.seed & MAX_SEED
+    num_choices = body.n or 1
+    return [
+        GenerationRequest(
+            request_id=response_id if len(prompts) * num_choices == 1 else f"{response_id}-{p * num_choices + c}",
+            prompt_token_ids=prompt,
+            sampling=_sampling(body, speculation, choice_seed(seed, c)),
+            max_tokens=limits[p],
+            min_tokens=body.min_tokens or 0,
+            stop=tuple(body.stop or ()),
+            stop_token_ids=tuple(body.stop_token_ids or ()),
+            ignore_eos=bool(body.ignore_eos),
+            num_logprobs=None if num_logprobs is None else min(num_logprobs, backend.vocab_size),
+            tier=_TIERS.get(body.service_tier or "auto", "default"),
+            mode=speculation.mode,
+            max_draft_tokens=speculation.max_draft_tokens,
+            proposer=speculation.proposer,
+        )
+        for p, prompt in enumerate(prompts)
+        for c in range(num_choices)
+    ]
+
+
+def _max_tokens(body: CommonRequest, backend: Backend, prompt_len: int, param: str) -> int:
+    """Return the output limit of one prompt. Raises BadRequestError when prompt and output cannot fit."""
+    if prompt_len == 0:
+        raise BadRequestError("the prompt is empty", param)
+    room = backend.max_model_len - prompt_len
+    asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    if room < (asked or 1):
+        raise PromptTooLongError(
+            f"this model's context is {backend.max_model_len} tokens; the prompt has {prompt_len} and "
+            f"{asked or 'at least 1'} more are asked for",
+            param,
+            "context_length_exceeded",
+        )
+    default = min(room, DEFAULT_COMPLETION_TOKENS) if isinstance(body, CompletionRequest) else room
+    limit = default if asked is None else asked
+    _refuse("min_tokens", (body.min_tokens or 0) > limit, f"must not exceed the {limit} tokens of output allowed")
+    return limit
+
+
+def _sampling(body: CommonRequest, speculation: Speculation, seed: int) -> Sampling:
+    temperature = 1.0 if body.temperature is None else body.temperature
+    acceptance = speculation.acceptance
+    assert acceptance != "block"
+    return Sampling(
+        greedy=temperature == 0,
+        temperature=temperature or 1.0,
+        top_k=body.top_k if body.top_k is not None and body.top_k > 0 else None,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        min_p=0.0 if body.min_p is None else body.min_p,
+        seed=seed,
+        acceptance=acceptance,
+    )
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """Return the 63-bit seed of one choice: the caller's own for the first, hashed from it for the others."""
+    if choice == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}:{choice}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) & MAX_SEED

@@ -1,0 +1,189 @@
+"""The `specserve` command. Arguments live here and rooms are imported when a command runs, so `--help` is quick."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from specserve.service.errors import SpecserveError
+
+Parser = argparse.ArgumentParser
+MODEL_HELP = "folder of the target model (default: the embedded one)"
+POLICY_HELP = "off, fixed:N, adaptive or a policy file (default: %(default)s)"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; what the user did wrong is one sentence and 2."""
+    args = parser().parse_args(argv)
+    try:
+        code: int = args.run(args)
+    except SpecserveError as error:
+        print(f"specserve {args.command}: {error.message}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def parser() -> Parser:
+    """Return the parser of every command; the parsed namespace's `run` takes it and returns the exit code."""
+    top = Parser(prog="specserve", description="Speculative decoding on Ray Serve.", epilog="Example: specserve serve")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _command(commands, "serve", "serve a model over HTTP", "specserve serve --policy adaptive", _serve, _run_serve)
+    _command(
+        commands,
+        "generate",
+        "complete a prompt in this process",
+        "specserve generate --prompt 'def add(a, b):' --max-tokens 32",
+        _generate,
+        _run_generate,
+    )
+    _command(commands, "proposers", "list the proposers", "specserve proposers", _nothing, _run_proposers)
+    _command(
+        commands,
+        "bench",
+        "measure a running server",
+        "specserve bench --url http://127.0.0.1:8000 --modes plain,fixed:4,adaptive --json bench.json",
+        _bench,
+        _run_bench,
+    )
+    _command(
+        commands,
+        "train",
+        "make the embedded models again",
+        "specserve train draft --target service/embedded/target --output out/draft",
+        _train,
+        _run_train,
+    )
+    return top
+
+
+def _command(
+    commands: "argparse._SubParsersAction[Parser]",
+    name: str,
+    summary: str,
+    example: str,
+    add_arguments: Callable[[Parser], None],
+    run: Callable[[argparse.Namespace], int],
+) -> None:
+    made = commands.add_parser(
+        name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog=f"Example: {example}"
+    )
+    add_arguments(made)
+    made.set_defaults(run=run)
+
+
+def _comma_separated(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return number
+
+
+def _nothing(parser: Parser) -> None:
+    """Take no arguments."""
+
+
+def _serve(parser: Parser) -> None:
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("--draft", metavar="MODEL", help="folder of the draft model (default: the embedded target's)")
+    parser.add_argument(
+        "--proposers", metavar="A,B", help="proposers to load, comma-separated (default: prompt_lookup,draft)"
+    )
+    parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto")
+    parser.add_argument(
+        "--placement",
+        choices=("actors", "inline"),
+        default="actors",
+        help="a process for each part, or one for all (default: %(default)s)",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="port of the OpenAI API (default: %(default)s)")
+    parser.add_argument("--policy", default="adaptive", metavar="off|fixed:N|adaptive|FILE", help=POLICY_HELP)
+    parser.add_argument("--max-model-len", type=_positive, metavar="N", help="tokens (default: all the model can)")
+    parser.add_argument("--num-pages", type=_positive, default=2048, help="KV pages (default: %(default)s)")
+
+
+def _run_serve(args: argparse.Namespace) -> int:
+    from specserve.deployments.serve import run
+
+    return run(args)
+
+
+def _generate(parser: Parser) -> None:
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("--prompt", required=True, help="text to complete")
+    parser.add_argument("--max-tokens", type=_positive, default=64, help="default: %(default)s")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument("--policy", default="adaptive", metavar="off|fixed:N|adaptive|FILE", help=POLICY_HELP)
+    parser.add_argument("--proposer", help="the only proposer to use (default: the policy chooses)")
+
+
+def _run_generate(args: argparse.Namespace) -> int:
+    from specserve.deployments.generate import run
+
+    return run(args)
+
+
+def _run_proposers(args: argparse.Namespace) -> int:
+    print("prompt_lookup  copies what followed the same tokens earlier in the request; needs nothing")
+    print("draft          a small model with the target's tokenizer; needs --draft MODEL, or the embedded target")
+    return 0
+
+
+def _bench(parser: Parser) -> None:
+    parser.add_argument("--url", help="address of a running server")
+    parser.add_argument("--concurrency", type=_positive, default=1, help="requests in flight (default: %(default)s)")
+    parser.add_argument(
+        "--modes",
+        type=_comma_separated,
+        default=("plain", "fixed:4", "adaptive"),
+        metavar="A,B",
+        help="plain, fixed:N, adaptive (default: plain,fixed:4,adaptive)",
+    )
+    parser.add_argument("--repeats", type=_positive, default=3, help="measured passes (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=_positive, default=128, help="default: %(default)s")
+    parser.add_argument("--proposer", help="the only proposer to use (default: the policy chooses)")
+    parser.add_argument("--json", metavar="FILE", help="write the report here")
+
+
+def _run_bench(args: argparse.Namespace) -> int:
+    from specserve.load.bench import run
+
+    return run(args)
+
+
+def _train(parser: Parser) -> None:
+    recipes = parser.add_subparsers(dest="recipe", required=True, metavar="base|draft")
+    base = recipes.add_parser("base", help="the target", epilog="Example: specserve train base --output out/target")
+    draft = recipes.add_parser(
+        "draft",
+        help="the draft model, distilled from a target",
+        epilog="Example: specserve train draft --target out/target --output out/draft",
+    )
+    draft.add_argument("--target", type=Path, required=True, metavar="DIR", help="folder of the target")
+    for recipe in (base, draft):
+        recipe.add_argument("--output", type=Path, required=True, metavar="DIR", help="where the model goes")
+        recipe.add_argument(
+            "--run-dir",
+            type=Path,
+            default=Path("training-runs/embedded"),
+            metavar="DIR",
+            help="checkpoints and data; a run found there is resumed (default: %(default)s)",
+        )
+        recipe.add_argument("--steps", type=_positive, help="default: the recipe's")
+
+
+def _run_train(args: argparse.Namespace) -> int:
+    from specserve.service.training.cli import run
+
+    return run(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

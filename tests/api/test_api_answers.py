@@ -1,0 +1,144 @@
+"""Shapes of whole answers, what reaches the backend, and the metrics."""
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from specserve.deployments.api.logprobs import Scored, chat_logprobs
+from specserve.deployments.api.metrics import metrics
+from specserve.service.messages import TokenLogprob
+
+CHAT = {"model": "org/tiny", "messages": [{"role": "user", "content": "hi"}]}
+TEXT = {"model": "org/tiny", "prompt": "hi"}
+
+
+@pytest.mark.asyncio
+async def test_a_completion_has_openai_shape_usage_and_metrics(client: httpx.AsyncClient) -> None:
+    response = await client.post("/v1/completions", json=TEXT, headers={"x-request-id": "mine"})
+    body = response.json()
+    assert response.status_code == 200 and response.headers["x-request-id"] == "mine"
+    assert body["object"] == "text_completion" and body["id"].startswith("cmpl-") and body["model"] == "org/tiny"
+    assert body["choices"] == [{"index": 0, "text": "Hello", "logprobs": None, "finish_reason": "length"}]
+    assert body["usage"] == {
+        "prompt_tokens": 2,
+        "completion_tokens": 5,
+        "total_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
+    assert body["service_tier"] == "default"
+    assert body["metrics"]["speculation"] == {
+        "mode": "auto", "reason": "policy", "proposer": "ngram", "tier": "default", "policy_version": 7,
+    }  # fmt: skip
+    assert body["metrics"]["mean_itl_ms"] == 7.5 and body["metrics"]["tokens_per_second"] == 125.0
+
+
+@pytest.mark.asyncio
+async def test_a_chat_message_has_role_content_and_refusal(client: httpx.AsyncClient, backend: Any) -> None:
+    messages = [
+        {"role": "developer", "content": "be"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+    ]
+    body = (await client.post("/v1/chat/completions", json={"model": "org/tiny", "messages": messages})).json()
+    assert body["object"] == "chat.completion"
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": "Hello", "refusal": None}
+    assert backend.tokenizer.decode(backend.submitted[0].prompt_token_ids) == "s:beu:a\nb>"
+    assert backend.submitted[0].max_tokens == 64 - len("s:beu:a\nb>")
+
+
+@pytest.mark.asyncio
+async def test_every_field_reaches_the_backend(client: httpx.AsyncClient, backend: Any) -> None:
+    fields = {
+        "max_tokens": 9, "max_completion_tokens": 8, "min_tokens": 2, "temperature": 0, "top_p": 0.5, "top_k": 3,
+        "min_p": 0.25, "seed": -1, "stop": "x", "stop_token_ids": [7], "ignore_eos": True, "logprobs": 2,
+        "service_tier": "fast", "prompt": [1, 2, 3],
+        "speculation": {"mode": "on", "max_draft_tokens": 4, "proposer": "ngram", "acceptance": "rejection"},
+    }  # fmt: skip
+    assert (await client.post("/v1/completions", json=TEXT | fields)).status_code == 200
+    (request,) = backend.submitted
+    sampling = request.sampling
+    assert (request.max_tokens, request.min_tokens, request.prompt_token_ids) == (8, 2, (1, 2, 3))
+    assert (request.stop, request.stop_token_ids, request.ignore_eos, request.num_logprobs) == (("x",), (7,), True, 2)
+    assert (request.tier, request.mode, request.max_draft_tokens, request.proposer) == ("priority", "on", 4, "ngram")
+    assert sampling.greedy and (sampling.top_k, sampling.top_p, sampling.min_p) == (3, 0.5, 0.25)
+    assert sampling.seed == 2**63 - 1 and sampling.acceptance == "rejection"
+
+
+@pytest.mark.asyncio
+async def test_defaults_are_openais_and_the_seed_is_fresh(client: httpx.AsyncClient, backend: Any) -> None:
+    for _ in range(2):
+        await client.post("/v1/completions", json=TEXT | {"temperature": None, "speculation": None})
+    first, second = backend.submitted
+    assert first.max_tokens == 16 and first.tier == "default" and first.mode == "auto"
+    assert not first.sampling.greedy and first.sampling.temperature == 1.0 and first.sampling.acceptance == "coupled"
+    assert first.sampling.seed != second.sampling.seed and 0 <= first.sampling.seed < 2**63
+
+
+@pytest.mark.asyncio
+async def test_n_and_several_prompts_make_choices_in_order(client: httpx.AsyncClient, backend: Any) -> None:
+    many = TEXT | {"prompt": ["a", "bc"], "n": 2, "seed": 5}
+    body = (await client.post("/v1/completions", json=many)).json()
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+    assert [len(request.prompt_token_ids) for request in backend.submitted] == [1, 1, 2, 2]
+    seeds = [request.sampling.seed for request in backend.submitted]
+    assert seeds[0] == 5 and seeds[:2] == seeds[2:] and seeds[1] != 5
+    assert len({request.request_id for request in backend.submitted}) == 4
+    assert body["usage"]["prompt_tokens"] == 3 and body["usage"]["completion_tokens"] == 20
+    assert body["metrics"]["speculative_decoding"] is None
+
+
+@pytest.mark.asyncio
+async def test_logprobs_have_both_shapes(client: httpx.AsyncClient) -> None:
+    text = (await client.post("/v1/completions", json=TEXT | {"logprobs": 2})).json()["choices"][0]["logprobs"]
+    assert text["tokens"] == list("Hello") and text["text_offset"] == [0, 1, 2, 3, 4]
+    assert text["token_logprobs"] == [-0.5] * 5 and text["top_logprobs"][0] == {"H": -0.5, '"': -9999.0}
+    chat = (await client.post("/v1/chat/completions", json=CHAT | {"logprobs": True, "top_logprobs": 2})).json()
+    content = chat["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in content] == list("Hello") and content[0]["bytes"] == [72]
+    assert content[0]["top_logprobs"][0] == {"token": "H", "logprob": -0.5, "bytes": [72]}
+
+
+def test_a_part_of_a_character_keeps_its_bytes(script: SimpleNamespace) -> None:
+    ids = tuple(script.tokenizer.encode("é"))
+    shape = chat_logprobs(Scored(ids, (TokenLogprob(-1.0, ()),) * 2), script.tokenizer)
+    assert [entry["bytes"] for entry in shape["content"]] == [[0xC3], [0xA9]]
+
+
+@pytest.mark.parametrize("histogram", [(0,), (), (1, 0, 2), (0, 5), (3, 0, 0, 0)])
+def test_the_metrics_obey_vllms_identities(script: SimpleNamespace, histogram: tuple[int, ...]) -> None:
+    request = SimpleNamespace(prompt_token_ids=(1,), mode="auto")
+    spec = metrics(script.summary(request, 1, histogram), 1)["speculative_decoding"]
+    counts = spec["acceptance_histogram"]
+    assert len(counts) == spec["num_spec_tokens"] + 1
+    assert sum(counts) == spec["num_spec_steps"]
+    assert sum(k * count for k, count in enumerate(counts)) == spec["num_accepted_draft_tokens"]
+    if spec["num_spec_steps"]:
+        assert spec["mean_acceptance_length"] == 1 + spec["num_accepted_draft_tokens"] / spec["num_spec_steps"]
+    else:
+        assert spec["mean_acceptance_length"] is None and spec["draft_acceptance_rate"] is None
+
+
+@pytest.mark.asyncio
+async def test_models_health_ready_and_version(client: httpx.AsyncClient, backend: Any) -> None:
+    (card,) = (await client.get("/v1/models")).json()["data"]
+    assert card["id"] == "org/tiny" and card["max_model_len"] == 64
+    assert (await client.get("/v1/models/org/tiny")).json() == card
+    assert (await client.get("/health")).status_code == 200 and (await client.get("/ready")).status_code == 200
+    assert (await client.get("/version")).json()["version"]
+    backend.ready = False
+    assert (await client.get("/health")).status_code == 200
+    for response in (await client.get("/ready"), await client.post("/v1/completions", json=TEXT)):
+        assert response.status_code == 503 and response.json()["error"]["code"] == "not_ready"
+    assert not backend.submitted
+
+
+@pytest.mark.asyncio
+async def test_an_unknown_field_is_ignored_with_one_warning(
+    client: httpx.AsyncClient, backend: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert (await client.post("/v1/completions", json=TEXT | {"novel": 1, "user": "u"})).status_code == 200
+    assert [record.getMessage() for record in caplog.records] == ["ignoring the unknown request field 'novel'"]
