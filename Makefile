@@ -6,6 +6,8 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 # A CPU-only machine saves gigabytes with: make install TORCH_INDEX="--index-url https://download.pytorch.org/whl/cpu"
 TORCH_INDEX ?=
+# Which tests `test` and `wheel-test` run; all by default.
+TESTS ?=
 
 .PHONY: install run test lint types links wheel-test clean
 
@@ -21,7 +23,7 @@ run: install
 	@exec $(BIN)/specserve serve
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(TESTS)
 
 lint: links
 	$(BIN)/ruff check .
@@ -48,7 +50,7 @@ wheel-test: install
 	mv .wheel-test/shared.pth "$$(.wheel-test/venv/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
 	cp -r tests pyproject.toml README.md Makefile .wheel-test/
 	cd .wheel-test && venv/bin/python -c "import specserve; assert '.wheel-test' in specserve.__file__, specserve.__file__"
-	cd .wheel-test && venv/bin/python -m pytest --rootdir . -m 'not cluster and not gpu'
+	cd .wheel-test && venv/bin/python -m pytest -m 'not cluster and not gpu' $(TESTS)
 
 clean:
 	rm -rf build dist .types .wheel-test .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

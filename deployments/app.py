@@ -5,7 +5,6 @@ import logging
 import os
 from typing import Any, cast
 
-import ray
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
@@ -146,13 +145,3 @@ def build_app(settings: ServiceSettings, secret: bytes) -> serve.Application:
         proposer = ProposerDeployment.bind(plain, vocab_size, secret)
     return EngineDeployment.bind(plain, secret, controller, proposer)
 
-
-def start_local_ray(num_cpus: int = 8) -> None:
-    """Start a Ray of this machine alone, with token authentication; logical CPUs only place actors."""
-    import secrets
-
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    ray.init(num_cpus=num_cpus, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)

@@ -30,7 +30,7 @@ class EngineBackend:
     @property
     def max_model_len(self) -> int:
         """Tokens of prompt and output together."""
-        return self.engine.config.max_model_len
+        return self.engine.max_request_tokens
 
     @property
     def vocab_size(self) -> int:

@@ -61,17 +61,19 @@ def _wait_ready(settings: ServiceSettings, stopped: threading.Event) -> bool:
 
 
 def _run_actors(settings: ServiceSettings) -> int:
-    import ray
-    from ray import serve
-
-    from .app import build_app, start_local_ray
+    from .localray import start_local_ray
 
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    start_local_ray()
+    import ray
+    from ray import serve
+
+    from .app import build_app
+
     try:
-        start_local_ray()
         serve.start(http_options={"host": settings.host, "port": settings.port})
         serve.run(build_app(settings, secrets.token_bytes(32)), name="specserve", route_prefix="/")
         if not _wait_ready(settings, stopped):

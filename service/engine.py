@@ -84,6 +84,11 @@ class Engine:
         return self._allocator.num_free
 
     @property
+    def max_request_tokens(self) -> int:
+        """Prompt and output tokens that can ever fit: the model's context or all pages, whichever is less."""
+        return min(self.config.max_model_len, self.config.num_pages * self.config.page_tokens)
+
+    @property
     def num_running(self) -> int:
         """Requests that take part in rounds."""
         return len(self._running)
@@ -135,7 +140,7 @@ class Engine:
             raise BadRequestError("the prompt is empty", "prompt")
         if not all(0 <= token_id < self.config.vocab_size for token_id in request.prompt_token_ids):
             raise BadRequestError(f"a token id is outside 0..{self.config.vocab_size - 1}", "prompt")
-        limit = min(self.config.max_model_len, self.config.num_pages * self.config.page_tokens)
+        limit = self.max_request_tokens
         if request.max_tokens < 1:
             raise BadRequestError("max_tokens must be at least 1", "max_tokens")
         if length + request.max_tokens > limit:

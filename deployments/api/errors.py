@@ -34,8 +34,8 @@ def describe(error: Exception) -> tuple[int, Body]:
     if isinstance(error, ModelNotFoundError):
         return 404, error_body(error.message, "invalid_request_error", error.param, error.code or "model_not_found")
     if isinstance(error, PromptTooLongError):
-        code = error.code or "context_length_exceeded"
-        return 400, error_body(error.message, "invalid_request_error", error.param, code)
+        too_long = error.code or "context_length_exceeded"
+        return 400, error_body(error.message, "invalid_request_error", error.param, too_long)
     if isinstance(error, BadRequestError):
         return 400, error_body(error.message, "invalid_request_error", error.param, error.code)
     if isinstance(error, RequestValidationError):

@@ -19,8 +19,11 @@ TEXT = {"model": "org/tiny", "prompt": "hi"}
 async def test_a_completion_has_openai_shape_usage_and_metrics(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/completions", json=TEXT, headers={"x-request-id": "mine"})
     body = response.json()
-    assert response.status_code == 200 and response.headers["x-request-id"] == "mine"
-    assert body["object"] == "text_completion" and body["id"].startswith("cmpl-") and body["model"] == "org/tiny"
+    assert response.status_code == 200
+    assert response.headers["x-request-id"] == "mine"
+    assert body["object"] == "text_completion"
+    assert body["id"].startswith("cmpl-")
+    assert body["model"] == "org/tiny"
     assert body["choices"] == [{"index": 0, "text": "Hello", "logprobs": None, "finish_reason": "length"}]
     assert body["usage"] == {
         "prompt_tokens": 2,
@@ -32,7 +35,8 @@ async def test_a_completion_has_openai_shape_usage_and_metrics(client: httpx.Asy
     assert body["metrics"]["speculation"] == {
         "mode": "auto", "reason": "policy", "proposer": "ngram", "tier": "default", "policy_version": 7,
     }  # fmt: skip
-    assert body["metrics"]["mean_itl_ms"] == 7.5 and body["metrics"]["tokens_per_second"] == 125.0
+    assert body["metrics"]["mean_itl_ms"] == 7.5
+    assert body["metrics"]["tokens_per_second"] == 125.0
 
 
 @pytest.mark.asyncio
@@ -62,8 +66,10 @@ async def test_every_field_reaches_the_backend(client: httpx.AsyncClient, backen
     assert (request.max_tokens, request.min_tokens, request.prompt_token_ids) == (8, 2, (1, 2, 3))
     assert (request.stop, request.stop_token_ids, request.ignore_eos, request.num_logprobs) == (("x",), (7,), True, 2)
     assert (request.tier, request.mode, request.max_draft_tokens, request.proposer) == ("priority", "on", 4, "ngram")
-    assert sampling.greedy and (sampling.top_k, sampling.top_p, sampling.min_p) == (3, 0.5, 0.25)
-    assert sampling.seed == 2**63 - 1 and sampling.acceptance == "rejection"
+    assert sampling.greedy
+    assert (sampling.top_k, sampling.top_p, sampling.min_p) == (3, 0.5, 0.25)
+    assert sampling.seed == 2**63 - 1
+    assert sampling.acceptance == "rejection"
 
 
 @pytest.mark.asyncio
@@ -71,9 +77,14 @@ async def test_defaults_are_openais_and_the_seed_is_fresh(client: httpx.AsyncCli
     for _ in range(2):
         await client.post("/v1/completions", json=TEXT | {"temperature": None, "speculation": None})
     first, second = backend.submitted
-    assert first.max_tokens == 16 and first.tier == "default" and first.mode == "auto"
-    assert not first.sampling.greedy and first.sampling.temperature == 1.0 and first.sampling.acceptance == "coupled"
-    assert first.sampling.seed != second.sampling.seed and 0 <= first.sampling.seed < 2**63
+    assert first.max_tokens == 16
+    assert first.tier == "default"
+    assert first.mode == "auto"
+    assert not first.sampling.greedy
+    assert first.sampling.temperature == 1.0
+    assert first.sampling.acceptance == "coupled"
+    assert first.sampling.seed != second.sampling.seed
+    assert 0 <= first.sampling.seed < 2**63
 
 
 @pytest.mark.asyncio
@@ -83,20 +94,26 @@ async def test_n_and_several_prompts_make_choices_in_order(client: httpx.AsyncCl
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
     assert [len(request.prompt_token_ids) for request in backend.submitted] == [1, 1, 2, 2]
     seeds = [request.sampling.seed for request in backend.submitted]
-    assert seeds[0] == 5 and seeds[:2] == seeds[2:] and seeds[1] != 5
+    assert seeds[0] == 5
+    assert seeds[:2] == seeds[2:]
+    assert seeds[1] != 5
     assert len({request.request_id for request in backend.submitted}) == 4
-    assert body["usage"]["prompt_tokens"] == 3 and body["usage"]["completion_tokens"] == 20
+    assert body["usage"]["prompt_tokens"] == 3
+    assert body["usage"]["completion_tokens"] == 20
     assert body["metrics"]["speculative_decoding"] is None
 
 
 @pytest.mark.asyncio
 async def test_logprobs_have_both_shapes(client: httpx.AsyncClient) -> None:
     text = (await client.post("/v1/completions", json=TEXT | {"logprobs": 2})).json()["choices"][0]["logprobs"]
-    assert text["tokens"] == list("Hello") and text["text_offset"] == [0, 1, 2, 3, 4]
-    assert text["token_logprobs"] == [-0.5] * 5 and text["top_logprobs"][0] == {"H": -0.5, '"': -9999.0}
+    assert text["tokens"] == list("Hello")
+    assert text["text_offset"] == [0, 1, 2, 3, 4]
+    assert text["token_logprobs"] == [-0.5] * 5
+    assert text["top_logprobs"][0] == {"H": -0.5, '"': -9999.0}
     chat = (await client.post("/v1/chat/completions", json=CHAT | {"logprobs": True, "top_logprobs": 2})).json()
     content = chat["choices"][0]["logprobs"]["content"]
-    assert [entry["token"] for entry in content] == list("Hello") and content[0]["bytes"] == [72]
+    assert [entry["token"] for entry in content] == list("Hello")
+    assert content[0]["bytes"] == [72]
     assert content[0]["top_logprobs"][0] == {"token": "H", "logprob": -0.5, "bytes": [72]}
 
 
@@ -117,20 +134,24 @@ def test_the_metrics_obey_vllms_identities(script: SimpleNamespace, histogram: t
     if spec["num_spec_steps"]:
         assert spec["mean_acceptance_length"] == 1 + spec["num_accepted_draft_tokens"] / spec["num_spec_steps"]
     else:
-        assert spec["mean_acceptance_length"] is None and spec["draft_acceptance_rate"] is None
+        assert spec["mean_acceptance_length"] is None
+        assert spec["draft_acceptance_rate"] is None
 
 
 @pytest.mark.asyncio
 async def test_models_health_ready_and_version(client: httpx.AsyncClient, backend: Any) -> None:
     (card,) = (await client.get("/v1/models")).json()["data"]
-    assert card["id"] == "org/tiny" and card["max_model_len"] == 64
+    assert card["id"] == "org/tiny"
+    assert card["max_model_len"] == 64
     assert (await client.get("/v1/models/org/tiny")).json() == card
-    assert (await client.get("/health")).status_code == 200 and (await client.get("/ready")).status_code == 200
+    assert (await client.get("/health")).status_code == 200
+    assert (await client.get("/ready")).status_code == 200
     assert (await client.get("/version")).json()["version"]
     backend.ready = False
     assert (await client.get("/health")).status_code == 200
     for response in (await client.get("/ready"), await client.post("/v1/completions", json=TEXT)):
-        assert response.status_code == 503 and response.json()["error"]["code"] == "not_ready"
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "not_ready"
     assert not backend.submitted
 
 

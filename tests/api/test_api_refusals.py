@@ -48,8 +48,10 @@ CASES = [
 def check(response: httpx.Response, status: int, param: str | None, code: str | None = None) -> None:
     assert response.status_code == status, response.text
     error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"} and error["message"]
-    assert (error["param"], error["code"]) == (param, code) and response.headers["x-request-id"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert (error["param"], error["code"]) == (param, code)
+    assert response.headers["x-request-id"]
 
 
 @pytest.mark.asyncio

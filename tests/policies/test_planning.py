@@ -87,8 +87,7 @@ def test_bad_drafts_are_given_up_and_rarely_probed(num_requests: int) -> None:
     plans, _ = run(simple_policy("adaptive"), 1200, lambda p, n: 0.05, flat, num_requests, draft_step_ms=1.0)
     drafting = [plan for plan in plans[200:] if any(choice.gamma for choice in plan.choices)]
     assert len(drafting) <= 0.05 * 1000
-    assert all(c.reason in ("probe", "adaptive_off") for plan in plans[200:] for c in plan.choices)
-    assert drafting
+    assert any(choice.reason == "probe" for plan in drafting for choice in plan.choices)
 
 
 @pytest.mark.parametrize("num_requests", [1, 8])
