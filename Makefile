@@ -4,8 +4,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
-# A CPU-only machine saves gigabytes with: make install TORCH_INDEX="--index-url https://download.pytorch.org/whl/cpu"
-TORCH_INDEX ?=
 # Which tests `test` and `wheel-test` run; all by default.
 TESTS ?=
 
@@ -15,7 +13,7 @@ install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet $(TORCH_INDEX) $(TORCH) -c constraints.txt
+	$(BIN)/python -m pip install --quiet $(TORCH) -c constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test,dev]'
 	touch $(STAMP)
 

@@ -144,4 +144,3 @@ def build_app(settings: ServiceSettings, secret: bytes) -> serve.Application:
         vocab_size = read_shape(settings.model_dir).vocab_size
         proposer = ProposerDeployment.bind(plain, vocab_size, secret)
     return EngineDeployment.bind(plain, secret, controller, proposer)
-

@@ -99,7 +99,8 @@ class LLM:
 
 def _completion(prompt: str, steps: list[StepOutput]) -> Completion:
     last = steps[-1]
-    assert last.summary is not None and last.finish_reason is not None
+    assert last.summary is not None
+    assert last.finish_reason is not None
     text = "".join(step.text for step in steps)
     token_ids = tuple(token_id for step in steps for token_id in step.token_ids)
     return Completion(prompt, text, token_ids, last.finish_reason, last.summary)

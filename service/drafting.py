@@ -32,9 +32,7 @@ class DraftingCounters(Protocol):
 class Drafting:
     """Calls proposers and checks their answers. Owns who must be told that a request is closed."""
 
-    def __init__(
-        self, ports: Mapping[str, ProposerPort], limits: DraftingLimits, counters: DraftingCounters
-    ) -> None:
+    def __init__(self, ports: Mapping[str, ProposerPort], limits: DraftingLimits, counters: DraftingCounters) -> None:
         self._ports = dict(ports)
         self._limits = limits
         self._counters = counters

@@ -361,4 +361,3 @@ def _verify_row(running: Running, drafts: Mapping[str, Draft]) -> VerifyRow:
         draft.support_probs if draft is not None else None,
         request.num_logprobs,
     )
-

@@ -1,4 +1,4 @@
-"""The plug points of the engine: what it needs from a target, a verifier, proposers and a planner, wherever they live."""
+"""The plug points of the engine: what it needs from a target, verifier, proposers and planner, wherever they live."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

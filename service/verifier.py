@@ -1,4 +1,4 @@
-"""The verifier's part of a round: head, processors, acceptance, logprobs. Keeps no truth, so a round can be replayed."""
+"""The verifier's part of a round: head, processors, acceptance, logprobs. Keeps no truth: a round can be replayed."""
 
 import time
 
@@ -53,9 +53,7 @@ def decide(logits: torch.Tensor, rows: tuple[VerifyRow, ...]) -> tuple[Verdict, 
     return tuple(verdicts)
 
 
-def _target_tokens(
-    logits: torch.Tensor, rows: tuple[VerifyRow, ...], spans: list[tuple[int, int]]
-) -> list[int | None]:
+def _target_tokens(logits: torch.Tensor, rows: tuple[VerifyRow, ...], spans: list[tuple[int, int]]) -> list[int | None]:
     """Return the target's own token at every position; None at those that the ratio test decides."""
     tokens: list[int | None] = list(logits.argmax(-1).tolist())
     places: list[int] = []
@@ -81,7 +79,8 @@ def _target_tokens(
 
 
 def _ratio(logits: torch.Tensor, row: VerifyRow) -> tuple[int, tuple[int, ...]]:
-    assert row.support_ids is not None and row.support_probs is not None
+    assert row.support_ids is not None
+    assert row.support_probs is not None
     gamma, sampling = len(row.draft_token_ids), row.sampling
     target_probs = target_log_probs(logits.double(), [sampling] * (gamma + 1)).exp()
     draft_probs = expand_support(row.support_ids, row.support_probs, logits.shape[-1]).double()

@@ -44,7 +44,9 @@ class DraftModelProposer:
 
     name = "draft"
 
-    def __init__(self, model: LoadedModel, target_vocab_size: int, num_pages: int = 1024, page_tokens: int = 16) -> None:
+    def __init__(
+        self, model: LoadedModel, target_vocab_size: int, num_pages: int = 1024, page_tokens: int = 16
+    ) -> None:
         if model.shape.vocab_size > target_vocab_size:
             raise ModelUnsupportedError(
                 f"the draft model knows {model.shape.vocab_size} tokens, the target {target_vocab_size}"
@@ -129,4 +131,6 @@ def _draft(chain: _Chain) -> Draft:
     if not chain.support_ids:
         return Draft(row.request_id, row.committed_len, tuple(chain.token_ids))
     ids = torch.stack(chain.support_ids).numpy().astype(np.int32)
-    return Draft(row.request_id, row.committed_len, tuple(chain.token_ids), ids, torch.stack(chain.support_probs).numpy())
+    return Draft(
+        row.request_id, row.committed_len, tuple(chain.token_ids), ids, torch.stack(chain.support_probs).numpy()
+    )

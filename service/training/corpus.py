@@ -68,7 +68,7 @@ class Function:
 
 
 def standard_library() -> list[SourceFile]:
-    """Return every Python file of the running interpreter's standard library that decodes and parses, sorted by name."""
+    """Return every Python file of the interpreter's standard library that decodes and parses, sorted by name."""
     root = Path(sysconfig.get_path("stdlib"))
     files = []
     for path in sorted(root.rglob("*.py")):

@@ -132,9 +132,7 @@ def _step(
     return total
 
 
-def _save(
-    model: nn.Module, found: list[torch.optim.Optimizer], run_dir: Path, step: int, trained_s: float
-) -> None:
+def _save(model: nn.Module, found: list[torch.optim.Optimizer], run_dir: Path, step: int, trained_s: float) -> None:
     state = {
         "model": model.state_dict(),
         "optimizers": [optimizer.state_dict() for optimizer in found],

@@ -19,9 +19,7 @@ def optimizers(model: nn.Module, lr: float, weight_decay: float) -> list[torch.o
     found: list[torch.optim.Optimizer] = [torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)]
     if matrices:
         found.append(
-            torch.optim.Muon(
-                matrices, lr=lr, weight_decay=weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"
-            )
+            torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw")
         )
     return found
 

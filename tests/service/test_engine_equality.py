@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from support.cells import Cell, FixedPlanner, RandomPlanner, ScriptedProposer, save_tiny_llama
+
 from specserve.service.messages import Sampling
 from specserve.service.requests import GenerationRequest
-from support.cells import Cell, FixedPlanner, RandomPlanner, ScriptedProposer, save_tiny_llama
 
 GREEDY = Sampling()
 SEEDED = Sampling(greedy=False, temperature=0.8, top_p=0.95, seed=11)

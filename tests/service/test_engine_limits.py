@@ -4,10 +4,12 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from support.cells import Cell, FixedPlanner, save_tiny_llama
+
 from specserve.service.errors import BadRequestError, EngineStoppedError, PromptTooLongError
 from specserve.service.messages import Sampling
 from specserve.service.requests import GenerationRequest
-from support.cells import Cell, FixedPlanner, save_tiny_llama
+from specserve.service.running import RequestStream
 
 PROMPT = (10, 20, 30, 40)
 
@@ -15,6 +17,11 @@ PROMPT = (10, 20, 30, 40)
 @pytest.fixture(scope="module")
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Cell:
     return Cell(save_tiny_llama(tmp_path_factory.mktemp("models") / "target", 1))
+
+
+async def drain(stream: RequestStream) -> None:
+    async for _ in stream:
+        pass
 
 
 def request(**changes: object) -> GenerationRequest:
@@ -34,7 +41,8 @@ def test_max_tokens_is_met_exactly(cell: Cell, max_tokens: int, gamma: int) -> N
     (done,) = cell.run(FixedPlanner("draft" if gamma else None, gamma), [request(max_tokens=max_tokens)])
     assert len(done.token_ids) == max_tokens
     assert done.steps[-1].finish_reason == "length"
-    assert done.steps[-1].summary is not None and done.steps[-1].summary.completion_tokens == max_tokens
+    assert done.steps[-1].summary is not None
+    assert done.steps[-1].summary.completion_tokens == max_tokens
 
 
 @pytest.mark.parametrize("place", range(6))
@@ -53,7 +61,9 @@ def test_a_stop_string_ends_text_and_tokens_as_in_plain_decoding(cell: Cell, pla
     piece = cell.tokenizer.decode(whole.token_ids[place : place + 1], skip_special_tokens=True)
     if not piece.isascii() or not piece:
         pytest.skip("the token is no text of its own")
-    outcomes = [cell.run(planner, [request(stop=(piece,))])[0] for planner in (FixedPlanner(None, 0), FixedPlanner("draft", 5))]
+    outcomes = [
+        cell.run(planner, [request(stop=(piece,))])[0] for planner in (FixedPlanner(None, 0), FixedPlanner("draft", 5))
+    ]
     assert outcomes[0].text == outcomes[1].text
     assert outcomes[0].token_ids == outcomes[1].token_ids
     assert piece not in outcomes[0].text
@@ -89,7 +99,8 @@ def test_a_request_that_cannot_succeed_is_refused_and_nothing_is_allocated(
             with pytest.raises(BadRequestError) as caught:
                 engine.submit(request(**changes))
             assert caught.value.param == param
-            assert engine.num_waiting == 0 and engine.counters.requests == 0
+            assert engine.num_waiting == 0
+            assert engine.counters.requests == 0
 
     asyncio.run(main())
 
@@ -128,7 +139,6 @@ def test_stopping_the_engine_ends_open_streams_with_an_error(cell: Cell) -> None
             await anext(stream)
             await engine.stop()
             with pytest.raises(EngineStoppedError):
-                while True:
-                    await anext(stream)
+                await drain(stream)
 
     asyncio.run(asyncio.wait_for(main(), 60))

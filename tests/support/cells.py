@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from specserve.service.engine import Engine, EngineConfig
 from specserve.service.inline import DirectProposerPort, InlineProposerPort, InlineRoundPort
 from specserve.service.messages import Draft, DraftBatch, ProposeBatch
@@ -18,7 +20,6 @@ from specserve.service.proposers.prompt_lookup import PromptLookupProposer
 from specserve.service.requests import GenerationRequest, StepOutput
 from specserve.service.target import Target
 from specserve.service.verifier import Verifier
-from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB_SIZE = 4096
 
