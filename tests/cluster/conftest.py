@@ -1,0 +1,48 @@
+"""One Ray and one service for the whole session: actors, float32, the embedded models."""
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+from specserve.deployments.localray import start_local_ray
+from specserve.deployments.settings import ServiceSettings
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running service: its address and a handle to ask the engine for process ids and counters."""
+
+    url: str
+    settings: ServiceSettings
+    handle: object
+
+    def pids(self) -> dict[str, int]:
+        return self.handle.pids.remote().result(timeout_s=60)  # type: ignore[attr-defined, no-any-return]
+
+    def report(self) -> dict[str, object]:
+        return self.handle.report.remote().result(timeout_s=60)  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.fixture(scope="session")
+def service() -> Iterator[Service]:
+    start_local_ray()
+    import ray
+    from ray import serve
+    from specserve.deployments.app import build_app
+
+    settings = ServiceSettings(port=free_port(), dtype="float32", num_pages=512)
+    serve.start(http_options={"host": settings.host, "port": settings.port})
+    handle = serve.run(build_app(settings, b"a secret of this test session!!!"), name="specserve", route_prefix="/")
+    running = Service(f"http://{settings.host}:{settings.port}", settings, handle)
+    assert httpx.get(f"{running.url}/ready", timeout=30).status_code == 200
+    yield running
+    serve.shutdown()
+    ray.shutdown()

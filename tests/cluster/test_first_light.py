@@ -1,0 +1,119 @@
+"""The whole path on real Ray: separate actors answer, speculate exactly, and survive the death of any of them."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from conftest import Service
+
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("default")]
+
+PROMPTS = [
+    "def parse(self, line):\n    ",
+    "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self, path):\n",
+    "<|user|>\nRepeat this function:\n```python\ndef add(first, second):\n    total = first + second\n    return total\n"
+    "```<|end|>\n<|assistant|>\n",
+    "for name, value in sorted(items):\n",
+]
+PLAIN = {"mode": "off"}
+
+
+def body(prompt: str, speculation: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    base = {"model": "specserve-embedded", "prompt": prompt, "max_tokens": 48, "temperature": 0, "ignore_eos": True}
+    return {**base, "speculation": speculation, **changes}
+
+
+def complete(service: Service, sent: dict[str, Any]) -> dict[str, Any]:
+    answer = httpx.post(f"{service.url}/v1/completions", json=sent, timeout=120)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def events(answer: httpx.Response) -> Iterator[dict[str, Any]]:
+    for line in answer.iter_lines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            yield json.loads(line.removeprefix("data: "))
+
+
+def test_a_stream_shows_text_and_ends_with_metrics(service: Service) -> None:
+    sent = body(PROMPTS[2], {"mode": "on", "max_draft_tokens": 4, "proposer": "prompt_lookup"}, stream=True)
+    with httpx.stream("POST", f"{service.url}/v1/completions", json=sent, timeout=120) as answer:
+        received = list(events(answer))
+    assert "".join(event["choices"][0]["text"] for event in received if event["choices"])
+    metrics = received[-1]["metrics"]
+    counted = metrics["speculative_decoding"]
+    assert sum(counted["acceptance_histogram"]) == counted["num_spec_steps"] > 0
+    assert counted["num_accepted_draft_tokens"] <= counted["num_draft_tokens"]
+    assert metrics["speculation"]["proposer"] == "prompt_lookup"
+    assert metrics["speculation"]["policy_version"] >= 1
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.8, "seed": 5}], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("proposer", ["prompt_lookup", "draft"])
+def test_speculation_changes_no_token(service: Service, sampling: dict[str, Any], proposer: str) -> None:
+    for prompt in PROMPTS:
+        plain = complete(service, body(prompt, PLAIN, **sampling))
+        assert plain["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
+        for wish in (
+            {"mode": "on", "max_draft_tokens": 1, "proposer": proposer},
+            {"mode": "on", "max_draft_tokens": 8, "proposer": proposer},
+            {"mode": "auto", "proposer": proposer},
+        ):
+            assert complete(service, body(prompt, wish, **sampling))["choices"][0]["text"] == plain["choices"][0]["text"]
+
+
+@pytest.mark.parametrize("victim", ["proposer", "verifier", "target"])
+def test_a_stream_survives_the_death_of_any_actor(service: Service, victim: str) -> None:
+    wish = {"mode": "on", "max_draft_tokens": 3, "proposer": "draft"}
+    expected = complete(service, body(PROMPTS[0], wish, max_tokens=300))["choices"][0]["text"]
+    pid = service.pids()[victim]
+    text = ""
+    with httpx.stream(
+        "POST", f"{service.url}/v1/completions", json=body(PROMPTS[0], wish, max_tokens=300, stream=True), timeout=120
+    ) as answer:
+        for number, event in enumerate(events(answer)):
+            if number == 5:
+                os.kill(pid, signal.SIGKILL)
+            text += event["choices"][0]["text"] if event["choices"] else ""
+    assert text == expected
+    assert httpx.get(f"{service.url}/ready", timeout=30).status_code == 200
+
+
+def test_a_client_that_goes_away_frees_everything_on_every_process(service: Service) -> None:
+    wish = {"mode": "on", "max_draft_tokens": 3}
+    for proposer in ("draft", "prompt_lookup"):
+        sent = body(PROMPTS[1], {**wish, "proposer": proposer}, max_tokens=2000, stream=True)
+        with httpx.stream("POST", f"{service.url}/v1/completions", json=sent, timeout=120) as answer:
+            next(events(answer))
+    for _ in range(200):
+        report = service.report()
+        held: Any = report["held_by_proposers"]
+        if report["running"] == 0 and not any(held.values()):
+            break
+    assert report["running"] == 0
+    assert not any(held.values())
+    assert report["free_pages"] == report["num_pages"]
+    assert int(str(report["cancelled"])) >= 2
+
+
+def test_a_bad_request_is_refused_and_allocates_nothing(service: Service) -> None:
+    before = service.report()
+    for changes, status, param in (
+        ({"model": "gpt-none"}, 404, "model"),
+        ({"max_tokens": 100_000}, 400, "max_tokens"),
+        ({"speculation": {"mode": "perhaps"}}, 400, "speculation.mode"),
+    ):
+        answer = httpx.post(f"{service.url}/v1/completions", json={**body("x", PLAIN), **changes}, timeout=30)
+        assert answer.status_code == status, answer.text
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["param"] == param or param in error["message"]
+    after = service.report()
+    assert after["requests"] == before["requests"]
+    assert after["free_pages"] == before["free_pages"]
