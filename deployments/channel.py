@@ -15,6 +15,7 @@ import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Mapping
+from typing import cast
 
 from specserve.service import errors
 from specserve.service.errors import ChannelError, EngineStoppedError, SpecserveError
@@ -75,8 +76,7 @@ class _Connection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are none of asyncio's classes
         if (sock := transport.get_extra_info("socket")) is not None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._on_open(self)
