@@ -45,7 +45,7 @@ api = build_api(cast(Backend, current.CurrentBackend()))
 class EngineDeployment:
     """One cell: HTTP ingress and round loop here; target and verifier are actors of the same placement group."""
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
         settings: dict[str, Any],
         secret: bytes,
@@ -138,9 +138,15 @@ async def _address(actor: Any) -> Address:
 def build_app(settings: ServiceSettings, secret: bytes) -> serve.Application:
     """Return the application of one service; `secret` authenticates its channels."""
     plain = settings.model_dump(mode="json")
-    controller = ControllerDeployment.bind(settings.policy)
+    controller = ControllerDeployment.bind(  # type: ignore[attr-defined]
+        settings.policy
+    )
     proposer = None
     if "draft" in settings.usable_proposers:
         vocab_size = read_shape(settings.model_dir).vocab_size
-        proposer = ProposerDeployment.bind(plain, vocab_size, secret)
-    return EngineDeployment.bind(plain, secret, controller, proposer)
+        proposer = ProposerDeployment.bind(  # type: ignore[attr-defined]
+            plain, vocab_size, secret
+        )
+    return EngineDeployment.bind(  # type: ignore[attr-defined]
+        plain, secret, controller, proposer
+    )

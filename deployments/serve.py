@@ -5,11 +5,15 @@ import asyncio
 import logging
 import secrets
 import signal
+import socket
 import sys
 import threading
+import time
 
 import httpx
 import uvicorn
+
+from specserve.service.errors import SpecserveError
 
 from .settings import ServiceSettings
 
@@ -47,11 +51,26 @@ def ready_line(settings: ServiceSettings) -> str:
     return f"specserve: ready at {url}  (model {settings.model_id}, policy {settings.policy}); Ctrl-C stops it"
 
 
-def _wait_ready(settings: ServiceSettings, stopped: threading.Event) -> bool:
+def _interrupt(*_: object) -> None:
+    """End whatever the main thread does, start-up included; a second signal is ignored while things are stopped."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _check_port(settings: ServiceSettings) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((settings.host, settings.port))
+        except OSError as error:
+            raise SpecserveError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
+
+
+def _wait_ready(settings: ServiceSettings) -> bool:
     url = f"http://{settings.host}:{settings.port}/ready"
     for _ in range(int(READY_TIMEOUT_S / 0.1)):
-        if stopped.wait(0.1):
-            return False
+        time.sleep(0.1)
         try:
             if httpx.get(url, timeout=2.0).status_code == 200:
                 return True
@@ -63,30 +82,34 @@ def _wait_ready(settings: ServiceSettings, stopped: threading.Event) -> bool:
 def _run_actors(settings: ServiceSettings) -> int:
     from .localray import start_local_ray
 
-    stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
+        signal.signal(number, _interrupt)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    start_local_ray()
-    import ray
-    from ray import serve
-
-    from .app import build_app
-
+    _check_port(settings)
     try:
+        start_local_ray()
+        import ray
+        from ray import serve
+
+        from .app import build_app
+
         serve.start(http_options={"host": settings.host, "port": settings.port})
         serve.run(build_app(settings, secrets.token_bytes(32)), name="specserve", route_prefix="/")
-        if not _wait_ready(settings, stopped):
-            print("specserve: stopped before it was ready", file=sys.stderr)
+        if not _wait_ready(settings):
+            print(f"specserve: not ready after {READY_TIMEOUT_S:.0f} s; stopping", file=sys.stderr)
             return 1
         print(ready_line(settings), flush=True)
-        stopped.wait()
+        threading.Event().wait()
+    except KeyboardInterrupt:
         print("specserve: stopping ...", file=sys.stderr, flush=True)
-        return 0
     finally:
+        import ray
+        from ray import serve
+
         if ray.is_initialized():
             serve.shutdown()
             ray.shutdown()
+    return 0
 
 
 def _run_inline(settings: ServiceSettings) -> int:

@@ -40,7 +40,7 @@ def target_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
         head_dim=64,
         tie_word_embeddings=True,
         max_position_embeddings=MAX_POSITIONS,
-        rope_theta=10_000.0,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         bos_token_id=None,
         eos_token_id=tokenizer.convert_tokens_to_ids(END_OF_TEXT),
     )
@@ -82,6 +82,7 @@ def export(model: LlamaForCausalLM, dataset: Dataset, output_dir: Path, measured
         eos_token_id=[tokenizer.convert_tokens_to_ids(name) for name in (END_OF_TEXT, END_OF_TURN)],
         pad_token_id=tokenizer.convert_tokens_to_ids(END_OF_TEXT),
     )
-    model.to(torch.bfloat16).save_pretrained(output_dir)
+    torch.nn.Module.to(model, torch.bfloat16)
+    model.save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
     (output_dir / "training.json").write_text(json.dumps(measured, indent=1) + "\n")

@@ -46,11 +46,10 @@ def embedded_dataset(run_dir: Path, vocab_size: int, num_tasks: int, seed: int) 
 
 def encode(tokenizer: PreTrainedTokenizerFast, documents: list[str]) -> npt.NDArray[np.uint16]:
     """Return all documents as one array of ids, each closed by the end-of-text token."""
-    end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
+    end = int(str(tokenizer.convert_tokens_to_ids(END_OF_TEXT)))
     ids: list[int] = []
     for start in tqdm(range(0, len(documents), 500), desc="tokenize", unit="batch", mininterval=2.0):
         encoded = tokenizer(documents[start : start + 500], add_special_tokens=False)["input_ids"]
         for row in encoded:
-            ids.extend(row)
-            ids.append(end)
+            ids.extend([*row, end])
     return np.array(ids, dtype=np.uint16)

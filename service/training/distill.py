@@ -35,7 +35,7 @@ def draft_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
         head_dim=32,
         tie_word_embeddings=True,
         max_position_embeddings=MAX_POSITIONS,
-        rope_theta=10_000.0,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         bos_token_id=None,
         eos_token_id=tokenizer.convert_tokens_to_ids(END_OF_TEXT),
     )

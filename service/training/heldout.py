@@ -16,16 +16,14 @@ def held_out_code_prompts(count: int, seed: int = 0) -> list[str]:
 
 def held_out_rename_prompts(count: int, seed: int = 0) -> list[tuple[str, str]]:
     """Return `count` chat prompts that ask for a held-out function with one name changed, and the right answers."""
-    prompts = []
+    prompts: list[tuple[str, str]] = []
     for function in _functions(seed):
         names = corpus.identifiers(function.code)
         if not names or len(prompts) == count:
             continue
         fenced = f"```python\n{function.code}\n```"
         answer = f"```python\n{corpus.renamed(function.code, names[0], 'replacement')}\n```"
-        text = chat_text(
-            f"Repeat this function with the name `{names[0]}` changed to `replacement`:\n{fenced}", answer
-        )
+        text = chat_text(f"Repeat this function with the name `{names[0]}` changed to `replacement`:\n{fenced}", answer)
         prompts.append((text[: text.index(answer, text.index("<|assistant|>"))], answer))
     return prompts
 

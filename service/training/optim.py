@@ -10,7 +10,8 @@ def optimizers(model: nn.Module, lr: float, weight_decay: float) -> list[torch.o
     Muon's update is scaled to AdamW's RMS, so one learning rate serves both.
     Source: Jordan et al. 2024 (Muon); Liu et al., arXiv 2502.16982 (RMS matching).
     """
-    matrices, others = [], []
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue

@@ -2,10 +2,11 @@
 
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import httpx
 import pytest
+from support.service import Service
+
 from specserve.deployments.localray import start_local_ray
 from specserve.deployments.settings import ServiceSettings
 
@@ -16,26 +17,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@dataclass(frozen=True)
-class Service:
-    """A running service: its address and a handle to ask the engine for process ids and counters."""
-
-    url: str
-    settings: ServiceSettings
-    handle: object
-
-    def pids(self) -> dict[str, int]:
-        return self.handle.pids.remote().result(timeout_s=60)  # type: ignore[attr-defined, no-any-return]
-
-    def report(self) -> dict[str, object]:
-        return self.handle.report.remote().result(timeout_s=60)  # type: ignore[attr-defined, no-any-return]
-
-
 @pytest.fixture(scope="session")
 def service() -> Iterator[Service]:
     start_local_ray()
     import ray
     from ray import serve
+
     from specserve.deployments.app import build_app
 
     settings = ServiceSettings(port=free_port(), dtype="float32", num_pages=512)

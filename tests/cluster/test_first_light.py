@@ -8,16 +8,15 @@ from typing import Any
 
 import httpx
 import pytest
-
-from conftest import Service
+from support.service import Service
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("default")]
 
 PROMPTS = [
     "def parse(self, line):\n    ",
     "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self, path):\n",
-    "<|user|>\nRepeat this function:\n```python\ndef add(first, second):\n    total = first + second\n    return total\n"
-    "```<|end|>\n<|assistant|>\n",
+    "<|user|>\nRepeat this function:\n```python\ndef add(first, second):\n    total = first + second\n"
+    "    return total\n```<|end|>\n<|assistant|>\n",
     "for name, value in sorted(items):\n",
 ]
 PLAIN = {"mode": "off"}
@@ -65,7 +64,8 @@ def test_speculation_changes_no_token(service: Service, sampling: dict[str, Any]
             {"mode": "on", "max_draft_tokens": 8, "proposer": proposer},
             {"mode": "auto", "proposer": proposer},
         ):
-            assert complete(service, body(prompt, wish, **sampling))["choices"][0]["text"] == plain["choices"][0]["text"]
+            answer = complete(service, body(prompt, wish, **sampling))
+            assert answer["choices"][0]["text"] == plain["choices"][0]["text"]
 
 
 @pytest.mark.parametrize("victim", ["proposer", "verifier", "target"])
