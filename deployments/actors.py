@@ -81,7 +81,6 @@ class VerifierActor:
         "min_replicas": 1,
         "max_replicas": 2,
         "target_ongoing_requests": 8,
-        "metrics_interval_s": 2,
         "upscale_delay_s": 4,
         "downscale_delay_s": 30,
     },
