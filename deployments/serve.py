@@ -12,17 +12,21 @@ import time
 
 import httpx
 import uvicorn
+from pydantic import ValidationError
 
-from specserve.service.errors import SpecserveError
+from specserve.service.errors import BadRequestError, SpecserveError
+from specserve.service.models import read_shape
 
-from .settings import ServiceSettings
+from .settings import ServiceSettings, load_policy
 
 READY_TIMEOUT_S = 180.0
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until interrupted and return the exit code."""
     settings = settings_from(args)
+    check(settings)
     print(f"specserve: starting {settings.model_id} ({settings.placement}) ...", file=sys.stderr, flush=True)
     return _run_inline(settings) if settings.placement == "inline" else _run_actors(settings)
 
@@ -42,7 +46,25 @@ def settings_from(args: argparse.Namespace) -> ServiceSettings:
     }
     if args.proposers is not None:
         given["proposers"] = tuple(name for name in args.proposers.split(",") if name)
-    return ServiceSettings.model_validate({name: value for name, value in given.items() if value is not None})
+    try:
+        return ServiceSettings.model_validate({name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BadRequestError(f"{where}: {first['msg']} (got {first['input']!r})", where) from error
+
+
+def check(settings: ServiceSettings) -> None:
+    """Raise SpecserveError for what can be known to be wrong before anything is started."""
+    load_policy(settings.policy)
+    if settings.model is not None and not settings.model_dir.is_dir():
+        raise SpecserveError(f"there is no model folder {settings.model!r}")
+    read_shape(settings.model_dir)
+    if settings.draft_dir is not None and not settings.draft_dir.is_dir():
+        raise SpecserveError(f"there is no draft model folder {str(settings.draft_dir)!r}")
+    if settings.host not in LOOPBACK_HOSTS:
+        raise SpecserveError(f"no API keys are configured, so only loopback may be bound, not {settings.host!r}")
+    _check_port(settings)
 
 
 def ready_line(settings: ServiceSettings) -> str:
@@ -85,7 +107,6 @@ def _run_actors(settings: ServiceSettings) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    _check_port(settings)
     try:
         start_local_ray()
         import ray
@@ -100,6 +121,9 @@ def _run_actors(settings: ServiceSettings) -> int:
             return 1
         print(ready_line(settings), flush=True)
         threading.Event().wait()
+    except RuntimeError as error:
+        print(f"specserve: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("specserve: stopping ...", file=sys.stderr, flush=True)
     finally:

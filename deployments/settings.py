@@ -58,7 +58,10 @@ class ServiceSettings(BaseModel):
 def load_policy(text: str) -> Policy:
     """Return the policy named by `off`, `fixed:N`, `adaptive` or read from a YAML or JSON file."""
     if text in ("off", "adaptive") or text.startswith("fixed:"):
-        return simple_policy(text)
+        try:
+            return simple_policy(text)
+        except ValueError as error:
+            raise BadRequestError(f"--policy {text}: {error}", "policy") from error
     path = Path(text)
     if not path.exists():
         raise BadRequestError(f"--policy is off, fixed:N, adaptive or a file; there is no file {text!r}", "policy")
