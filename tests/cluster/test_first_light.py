@@ -4,10 +4,12 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
+from support.identity import MAX_TOKENS, SEED, TEMPERATURE, TWENTY, WAYS
 from support.service import Service
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
@@ -53,19 +55,25 @@ def test_a_stream_shows_text_and_ends_with_metrics(service: Service) -> None:
     assert metrics["speculation"]["policy_version"] >= 1
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.8, "seed": 5}], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("proposer", ["prompt_lookup", "draft"])
-def test_speculation_changes_no_token(service: Service, sampling: dict[str, Any], proposer: str) -> None:
-    for prompt in PROMPTS:
-        plain = complete(service, body(prompt, PLAIN, **sampling))
-        assert plain["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
-        for wish in (
-            {"mode": "on", "max_draft_tokens": 1, "proposer": proposer},
-            {"mode": "on", "max_draft_tokens": 8, "proposer": proposer},
-            {"mode": "auto", "proposer": proposer},
-        ):
-            answer = complete(service, body(prompt, wish, **sampling))
-            assert answer["choices"][0]["text"] == plain["choices"][0]["text"]
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 0}, {"temperature": TEMPERATURE, "seed": SEED}], ids=["greedy", "seeded"]
+)
+def test_twenty_prompts_get_plain_decodings_text_whatever_is_drafted(service: Service, sampling: dict[str, Any]) -> None:
+    def all_of(speculation: dict[str, Any]) -> list[dict[str, Any]]:
+        sent = [body(prompt, speculation, max_tokens=MAX_TOKENS, logprobs=0, **sampling) for prompt in TWENTY]
+        with ThreadPoolExecutor(len(sent)) as pool:
+            return list(pool.map(lambda one: complete(service, one), sent))
+
+    def tokens(answers: list[dict[str, Any]]) -> list[Any]:
+        return [(done["choices"][0]["text"], done["choices"][0]["logprobs"]["tokens"]) for done in answers]
+
+    plain = all_of(PLAIN)
+    assert all(done["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0 for done in plain)
+    for proposer in ("prompt_lookup", "draft"):
+        for way in WAYS:
+            drafted = all_of(way.field(proposer))
+            assert tokens(drafted) == tokens(plain), (proposer, str(way))
+            assert any(done["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] for done in drafted)
 
 
 @pytest.mark.parametrize("victim", ["proposer", "verifier", "target"])
