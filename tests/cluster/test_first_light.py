@@ -58,7 +58,9 @@ def test_a_stream_shows_text_and_ends_with_metrics(service: Service) -> None:
 @pytest.mark.parametrize(
     "sampling", [{"temperature": 0}, {"temperature": TEMPERATURE, "seed": SEED}], ids=["greedy", "seeded"]
 )
-def test_twenty_prompts_get_plain_decodings_text_whatever_is_drafted(service: Service, sampling: dict[str, Any]) -> None:
+def test_twenty_prompts_get_plain_decodings_text_whatever_is_drafted(
+    service: Service, sampling: dict[str, Any]
+) -> None:
     def all_of(speculation: dict[str, Any]) -> list[dict[str, Any]]:
         sent = [body(prompt, speculation, max_tokens=MAX_TOKENS, logprobs=0, **sampling) for prompt in TWENTY]
         with ThreadPoolExecutor(len(sent)) as pool:
