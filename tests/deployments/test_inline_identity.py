@@ -22,6 +22,7 @@ def test_twenty_prompts_get_plain_decodings_tokens_whatever_is_drafted(llm: LLM,
     plain = llm.generate(TWENTY, max_tokens=MAX_TOKENS, sampling=sampling, mode="off", ignore_eos=True)
     assert all(done.summary.num_draft_tokens == 0 for done in plain)
     for proposer in ("prompt_lookup", "draft"):
+        num_accepted = 0
         for way in WAYS:
             drafted = llm.generate(
                 TWENTY,
@@ -33,4 +34,5 @@ def test_twenty_prompts_get_plain_decodings_tokens_whatever_is_drafted(llm: LLM,
                 ignore_eos=True,
             )
             assert [done.token_ids for done in drafted] == [done.token_ids for done in plain], (proposer, str(way))
-            assert any(done.summary.num_accepted_tokens for done in drafted)
+            num_accepted += sum(done.summary.num_accepted_tokens for done in drafted)
+        assert num_accepted > 0
