@@ -1,49 +1,83 @@
 """A trunk with its KV pages: packed forwards of many requests, prefill and decode alike."""
 
-from collections.abc import Sequence as Rows
+import logging
+from collections.abc import Sequence
 
 import torch
 
-from .attention import PackedLayout, Sequence
+from .fused_trunk import FusedTrunk, fused_trunk
 from .messages import ScoreRow
 from .models import LoadedModel
+from .module_trunk import ModuleTrunk
+
+LOG = logging.getLogger(__name__)
+AGREEMENT = {torch.bfloat16: 0.1, torch.float32: 1e-3, torch.float64: 1e-4}
+"""How far, relative to their size, fused and module hidden states may lie apart (the modules' norms are float32)."""
+CHECKED_TOKENS = 24
 
 
 class PagedModel:
-    """Runs a model's trunk over packed rows. Owns KV pages; who holds which page is the caller's business."""
+    """Runs a model's trunk over packed rows. Owns KV pages; who holds which page is the caller's business.
 
-    def __init__(self, model: LoadedModel, num_pages: int, page_tokens: int) -> None:
-        config = model.config
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        shape = (num_pages * page_tokens, kv_heads, head_dim)
-        self._trunk = model.trunk
-        self._page_tokens = page_tokens
-        self._keys = [torch.zeros(shape, dtype=model.dtype) for _ in range(config.num_hidden_layers)]
-        self._values = [torch.zeros(shape, dtype=model.dtype) for _ in range(config.num_hidden_layers)]
+    `fused` False keeps to transformers' modules. The fused form holds its own weights: drop `model` to free theirs.
+    """
+
+    def __init__(self, model: LoadedModel, num_pages: int, page_tokens: int, fused: bool = True) -> None:
+        self.num_layers = int(model.config.num_hidden_layers)
+        self._trunk: FusedTrunk | ModuleTrunk | None = None
+        if fused:
+            self._trunk = _checked(model, num_pages, page_tokens)
+        if self._trunk is None:
+            self._trunk = ModuleTrunk(model, num_pages, page_tokens)
+
+    @property
+    def is_fused(self) -> bool:
+        """True when the layers run as few products and kernels, False when as transformers' modules."""
+        return isinstance(self._trunk, FusedTrunk)
+
+    def forward(self, rows: Sequence[ScoreRow]) -> torch.Tensor:
+        """Return the final hidden states of each row's last `num_sampled` positions, packed: [sampled, hidden]."""
+        return self.forward_with_features(rows, ())[0]
 
     @torch.inference_mode()
-    def forward(self, rows: Rows[ScoreRow]) -> torch.Tensor:
-        """Return the final hidden states of each row's last `num_sampled` positions, packed: [sampled, hidden]."""
-        token_ids: list[int] = []
-        positions: list[int] = []
-        sampled: list[int] = []
-        sequences, write_slots = [], []
-        for row in rows:
-            start, count = len(token_ids), len(row.token_ids)
-            token_ids.extend(row.token_ids)
-            positions.extend(range(row.start_position, row.start_position + count))
-            slots = self._slots(row.block_table, row.start_position + count)
-            write_slots.append(slots[row.start_position :])
-            sequences.append(Sequence(start, start + count, slots))
-            sampled.extend(range(start + count - row.num_sampled, start + count))
-        layout = PackedLayout(self._keys, self._values, torch.cat(write_slots), tuple(sequences))
-        output = self._trunk(
-            input_ids=torch.tensor([token_ids]), position_ids=torch.tensor([positions]), use_cache=False, layout=layout
-        )
-        hidden: torch.Tensor = output.last_hidden_state[0]
-        return hidden if len(sampled) == len(token_ids) else hidden[torch.tensor(sampled, dtype=torch.int64)]
+    def forward_with_features(
+        self, rows: Sequence[ScoreRow], layers: Sequence[int]
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """Return `forward`'s hidden states and, for the same positions, those of `layers`.
 
-    def _slots(self, block_table: Rows[int], num_tokens: int) -> torch.Tensor:
-        pages = torch.tensor(block_table, dtype=torch.int64).unsqueeze(1) * self._page_tokens
-        return (pages + torch.arange(self._page_tokens)).flatten()[:num_tokens]
+        Layer i is what enters decoder layer i (0: the embeddings), as in transformers' `hidden_states`;
+        `num_layers` is what leaves the final norm.
+        """
+        assert self._trunk is not None
+        hidden, features = self._trunk.forward(rows, layers)
+        if all(row.num_sampled == len(row.token_ids) for row in rows):
+            return hidden, features
+        sampled: list[int] = []
+        end = 0
+        for row in rows:
+            end += len(row.token_ids)
+            sampled.extend(range(end - row.num_sampled, end))
+        places = torch.tensor(sampled, dtype=torch.int64, device=hidden.device)
+        return hidden[places], tuple(feature[places] for feature in features)
+
+
+def _checked(model: LoadedModel, num_pages: int, page_tokens: int) -> FusedTrunk | None:
+    """Return the fused trunk if there is one and it agrees with the modules on a few tokens."""
+    positions = int(model.shape.max_positions)
+    made = fused_trunk(model.trunk, model.config, model.dtype, positions, num_pages, page_tokens)
+    if made is None:
+        return None
+    pages = -(-CHECKED_TOKENS // page_tokens)
+    if pages > num_pages:
+        return made
+    tokens = [(7919 * place + 11) % model.shape.vocab_size for place in range(CHECKED_TOKENS)]
+    rows = [ScoreRow("check", 0, tuple(tokens[:-2]), 1, tuple(range(pages)))]
+    rows_after = [ScoreRow("check", CHECKED_TOKENS - 2, tuple(tokens[-2:]), 2, tuple(range(pages)))]
+    modules = ModuleTrunk(model, pages, page_tokens)
+    with torch.inference_mode():
+        pairs = [(made.forward(some)[0].double(), modules.forward(some)[0].double()) for some in (rows, rows_after)]
+    apart = max(float((mine - theirs).norm() / theirs.norm()) for mine, theirs in pairs)
+    if not apart <= AGREEMENT[model.dtype]:
+        LOG.warning("fused layers of %s are %.3g apart from the modules: not used", model.config.model_type, apart)
+        return None
+    return made

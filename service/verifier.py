@@ -5,9 +5,11 @@ import time
 import torch
 
 from .acceptance import coupled_tokens, expand_support, ratio_test, walk_chain
+from .kernels.native import argmax
 from .messages import Features, Sampling, TokenLogprob, Verdict, VerdictBatch, VerifyBatch, VerifyRow
 from .models import LoadedModel
 from .noise import Role, gumbel_rows, uniform
+from .packed_linear import Head
 from .sampling import target_log_probs
 from .target import unpack_features
 
@@ -16,8 +18,7 @@ class Verifier:
     """Owns the LM head. Everything else it needs comes with the batch."""
 
     def __init__(self, model: LoadedModel) -> None:
-        self._head = model.head
-        self._softcap = getattr(model.config, "final_logit_softcapping", None)
+        self._head = Head(model.head, getattr(model.config, "final_logit_softcapping", None))
         self.num_rounds = 0
 
     @torch.inference_mode()
@@ -26,15 +27,15 @@ class Verifier:
         started = time.perf_counter()
         self.num_rounds += 1
         logits = self._head(unpack_features(features))
-        if self._softcap is not None:
-            logits = self._softcap * torch.tanh(logits / self._softcap)
-        logits = logits if logits.dtype == torch.float64 else logits.float()
         verdicts = decide(logits, batch.rows)
         return VerdictBatch(batch.round, verdicts, (time.perf_counter() - started) * 1e3)
 
 
 def decide(logits: torch.Tensor, rows: tuple[VerifyRow, ...]) -> tuple[Verdict, ...]:
-    """Return the verdicts of packed `logits` [sum(gamma + 1), vocab]; each position is processed on its own prefix."""
+    """Return the verdicts of packed `logits` [sum(gamma + 1), vocab]; each position is processed on its own prefix.
+
+    Greedy positions are decided in the logits' own dtype; only what is sampled or logged becomes float32.
+    """
     spans: list[tuple[int, int]] = []
     start = 0
     for row in rows:
@@ -55,7 +56,8 @@ def decide(logits: torch.Tensor, rows: tuple[VerifyRow, ...]) -> tuple[Verdict, 
 
 def _target_tokens(logits: torch.Tensor, rows: tuple[VerifyRow, ...], spans: list[tuple[int, int]]) -> list[int | None]:
     """Return the target's own token at every position; None at those that the ratio test decides."""
-    tokens: list[int | None] = list(logits.argmax(-1).tolist())
+    greedy = any(row.sampling.greedy for row in rows)
+    tokens: list[int | None] = list(argmax(logits)) if greedy else [0] * logits.shape[0]
     places: list[int] = []
     seeds: list[int] = []
     positions: list[int] = []
@@ -71,7 +73,8 @@ def _target_tokens(logits: torch.Tensor, rows: tuple[VerifyRow, ...], spans: lis
         positions.extend(range(row.committed_len, row.committed_len + end - start))
         samplings.extend([row.sampling] * (end - start))
     if places:
-        log_probs = target_log_probs(logits[torch.tensor(places)], samplings)
+        chosen = logits if len(places) == logits.shape[0] else logits[torch.tensor(places, device=logits.device)]
+        log_probs = target_log_probs(chosen, samplings)
         noise = gumbel_rows(seeds, positions, logits.shape[-1])
         for place, token in zip(places, coupled_tokens(log_probs, noise), strict=True):
             tokens[place] = int(token)
@@ -98,7 +101,8 @@ def _ratio(logits: torch.Tensor, row: VerifyRow) -> tuple[int, tuple[int, ...]]:
 def _logprobs(logits: torch.Tensor, emitted: tuple[int, ...], count: int | None) -> tuple[TokenLogprob, ...]:
     if count is None:
         return ()
-    log_probs = torch.log_softmax(logits[: len(emitted)], -1)
+    rows = logits[: len(emitted)]
+    log_probs = torch.log_softmax(rows if rows.dtype == torch.float64 else rows.float(), -1)
     values, ids = log_probs.topk(count, -1) if count else (log_probs[:, :0], log_probs[:, :0])
     return tuple(
         TokenLogprob(

@@ -7,9 +7,11 @@ import torch
 
 from ..acceptance import coupled_tokens, inverse_cdf
 from ..errors import ModelUnsupportedError
+from ..kernels.native import argmax
 from ..messages import Draft, DraftBatch, ProposeBatch, ProposeRow, ScoreRow
 from ..models import LoadedModel
 from ..noise import Role, gumbel_rows, uniform
+from ..packed_linear import Head
 from ..paged_model import PagedModel
 from ..pages import OutOfPagesError, PageAllocator
 from ..sampling import target_log_probs
@@ -52,7 +54,7 @@ class DraftModelProposer:
                 f"the draft model knows {model.shape.vocab_size} tokens, the target {target_vocab_size}"
             )
         self._paged = PagedModel(model, num_pages, page_tokens)
-        self._head = model.head
+        self._head = Head(model.head, getattr(model.config, "final_logit_softcapping", None))
         self._max_positions = model.shape.max_positions
         self._allocator = PageAllocator(num_pages, page_tokens)
         self._held: dict[str, _Held] = {}
@@ -93,13 +95,12 @@ class DraftModelProposer:
             rows.append(ScoreRow(chain.row.request_id, len(held.fed), tuple(missing), 1, tuple(held.table)))
             held.fed.extend(missing)
         logits = self._head(self._paged.forward(rows))
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        best = logits.argmax(-1).tolist()
+        best = argmax(logits)
         sampled = [index for index, chain in enumerate(chains) if not chain.row.sampling.greedy]
         if sampled:
             self._sample(logits, chains, sampled, best)
         for chain, token in zip(chains, best, strict=True):
-            chain.token_ids.append(int(token))
+            chain.token_ids.append(token)
 
     def _sample(self, logits: torch.Tensor, chains: list[_Chain], sampled: list[int], best: list[int]) -> None:
         """Replace `best` of the sampled rows: coupled rows share the target's noise, the others draw their own."""

@@ -1,0 +1,1 @@
+"""What runs between the matrix products on a CPU: few calls, one pass over memory each."""

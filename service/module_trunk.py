@@ -1,0 +1,52 @@
+"""A trunk run through transformers' own modules, with attention over paged keys and values: any family, any device."""
+
+from collections.abc import Sequence as Rows
+
+import torch
+
+from .attention import PackedLayout, Sequence
+from .messages import ScoreRow
+from .models import LoadedModel
+
+
+class ModuleTrunk:
+    """Owns the KV slots: keys and values [slots, kv_heads, head_dim] a layer, on the model's device."""
+
+    def __init__(self, model: LoadedModel, num_pages: int, page_tokens: int) -> None:
+        config = model.config
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        shape = (num_pages * page_tokens, kv_heads, head_dim)
+        self._trunk = model.trunk
+        self._device = next(model.trunk.parameters()).device
+        self._page_tokens = page_tokens
+        layers = range(config.num_hidden_layers)
+        self._keys = [torch.zeros(shape, dtype=model.dtype, device=self._device) for _ in layers]
+        self._values = [torch.zeros(shape, dtype=model.dtype, device=self._device) for _ in layers]
+
+    def forward(self, rows: Rows[ScoreRow], layers: Rows[int] = ()) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """Return what `FusedTrunk.forward` returns."""
+        token_ids: list[int] = []
+        positions: list[int] = []
+        sequences, write_slots = [], []
+        for row in rows:
+            start, count = len(token_ids), len(row.token_ids)
+            token_ids.extend(row.token_ids)
+            positions.extend(range(row.start_position, row.start_position + count))
+            slots = self._slots(row.block_table, row.start_position + count)
+            write_slots.append(slots[row.start_position :])
+            sequences.append(Sequence(start, start + count, slots))
+        layout = PackedLayout(self._keys, self._values, torch.cat(write_slots), tuple(sequences))
+        output = self._trunk(
+            input_ids=torch.tensor([token_ids], device=self._device),
+            position_ids=torch.tensor([positions], device=self._device),
+            use_cache=False,
+            output_hidden_states=bool(layers),
+            layout=layout,
+        )
+        features = tuple(output.hidden_states[layer][0] for layer in layers)
+        return output.last_hidden_state[0], features
+
+    def _slots(self, block_table: Rows[int], num_tokens: int) -> torch.Tensor:
+        pages = torch.tensor(block_table, dtype=torch.int64).unsqueeze(1) * self._page_tokens
+        return (pages + torch.arange(self._page_tokens)).flatten()[:num_tokens].to(self._device)
