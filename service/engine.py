@@ -1,31 +1,34 @@
-"""The round loop: plan, propose, score, verify, commit. Owns requests and KV block tables; does no torch work."""
+"""The round loop: schedule, plan, propose, score, verify, commit. Does no torch work."""
 
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from transformers import PreTrainedTokenizerFast
 
 from .commit import commit
 from .drafting import Drafting
-from .errors import BadRequestError, EngineStoppedError, PromptTooLongError, RoundLostError
-from .messages import Draft, ScoreBatch, ScoreRow, Verdict, VerifyBatch, VerifyRow
-from .pages import OutOfPagesError, PageAllocator
-from .ports import Decision, Outcome, Planner, ProposerPort, RequestView, RoundCost, RoundPort
-from .requests import GenerationRequest, StepOutput
+from .errors import BadRequestError, EngineStoppedError, RoundLostError
+from .messages import Draft, ScoreBatch, Verdict, VerifyBatch
+from .ports import Decision, Outcome, Planner, ProposerPort, RoundCost, RoundPort
+from .requests import GenerationRequest, StepOutput, check_request
 from .running import RequestStream, Running
+from .scheduler import Scheduler, Turn
 
 MAX_LOST_IN_A_ROW = 20
 """A round that fails this often is not lost to a death but to a defect: the engine stops and says so."""
 
-TIER_ORDER: Mapping[str, int] = {"priority": 0, "default": 1, "flex": 2}
-
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Limits of one cell. `prefill_tokens` bounds the prompt tokens of a round, so that decoding never starves."""
+    """Limits of one cell.
+
+    A round holds at most `max_running` committed tokens of decoding requests, the policy's draft tokens, and
+    `prefill_tokens` prompt tokens, or `prefill_tokens_busy` when somebody decodes (`scheduler.prompt_share`).
+    """
 
     max_model_len: int
     vocab_size: int
@@ -34,18 +37,22 @@ class EngineConfig:
     page_tokens: int = 16
     max_running: int = 32
     prefill_tokens: int = 512
+    prefill_tokens_busy: int = 128
+    prefix_caching: bool = True
     propose_timeout_s: float = 0.5
 
 
 @dataclass(slots=True)
 class EngineCounters:
-    """What the engine has seen; only ever counted up."""
+    """What the engine has seen; only ever counted up. Of `prompt_tokens`, the cache spared `cached_tokens`."""
 
     rounds: int = 0
     requests: int = 0
     finished: int = 0
     cancelled: int = 0
     preempted: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
     rounds_lost: int = 0
     proposals_missed: int = 0
     drafts_dropped: int = 0
@@ -71,17 +78,16 @@ class Engine:
         self.config = config
         self.counters = EngineCounters()
         self._drafting = Drafting(proposers, config, self.counters)
-        self._allocator = PageAllocator(config.num_pages, config.page_tokens)
-        self._waiting: list[Running] = []
-        self._running: list[Running] = []
+        self._scheduler = Scheduler(config, self.counters)
+        self._cancelled: list[str] = []
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._lost_in_a_row = 0
 
     @property
     def num_free_pages(self) -> int:
-        """KV pages nobody holds."""
-        return self._allocator.num_free
+        """KV pages nobody holds; those that still know a prefix are among them."""
+        return self._scheduler.num_free_pages
 
     @property
     def max_request_tokens(self) -> int:
@@ -91,12 +97,12 @@ class Engine:
     @property
     def num_running(self) -> int:
         """Requests that take part in rounds."""
-        return len(self._running)
+        return self._scheduler.num_running
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait for a place."""
-        return len(self._waiting)
+        return self._scheduler.num_waiting
 
     @property
     def num_held_by_proposers(self) -> Mapping[str, int]:
@@ -117,51 +123,33 @@ class Engine:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for running in [*self._running, *self._waiting]:
+        for running in self._scheduler.everyone():
             self._end(running)
             running.stream.put(EngineStoppedError("the engine stopped before the request was finished"))
 
     def submit(self, request: GenerationRequest) -> RequestStream:
         """Queue `request` and return its stream. Raises BadRequestError before anything is allocated."""
-        self._check(request)
+        check_request(request, self.config.vocab_size, self.max_request_tokens, self._drafting.names)
+        if self._scheduler.find(request.request_id) is not None:
+            raise BadRequestError(f"a request named {request.request_id!r} is being served", "request_id")
         if self.failed:
             raise EngineStoppedError("the engine has stopped")
         now_s = time.monotonic()
-        stream = RequestStream(request.request_id)
-        self._waiting.append(Running(request, stream, now_s, list(request.prompt_token_ids)))
+        stream = RequestStream(request.request_id, partial(self._cancelled.append, request.request_id))
+        self._scheduler.add(Running(request, stream, now_s, list(request.prompt_token_ids)))
         self.counters.requests += 1
         self._planner.arrived(now_s)
         self._wake.set()
         return stream
 
-    def _check(self, request: GenerationRequest) -> None:
-        length = len(request.prompt_token_ids)
-        if length == 0:
-            raise BadRequestError("the prompt is empty", "prompt")
-        if not all(0 <= token_id < self.config.vocab_size for token_id in request.prompt_token_ids):
-            raise BadRequestError(f"a token id is outside 0..{self.config.vocab_size - 1}", "prompt")
-        limit = self.max_request_tokens
-        if request.max_tokens < 1:
-            raise BadRequestError("max_tokens must be at least 1", "max_tokens")
-        if length + request.max_tokens > limit:
-            raise PromptTooLongError(
-                f"this model's context is {limit} tokens; the prompt has {length} and max_tokens asks for "
-                f"{request.max_tokens}",
-                "prompt",
-                "context_length_exceeded",
-            )
-        if request.proposer is not None and request.proposer not in self._drafting.names:
-            known = ", ".join(sorted(self._drafting.names)) or "none"
-            raise BadRequestError(f"no proposer {request.proposer!r} here; there is: {known}", "speculation.proposer")
-
     async def _loop(self) -> None:
         try:
             while True:
                 self._drop_cancelled()
-                self._admit()
-                if not self._running:
+                self._scheduler.admit(time.monotonic())
+                if not self.num_running:
                     await self._drafting.flush_closed(self.counters.rounds)
-                    if not self._waiting:
+                    if not self.num_waiting:
                         self._wake.clear()
                         await self._wake.wait()
                     continue
@@ -170,129 +158,81 @@ class Engine:
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            for running in [*self._running, *self._waiting]:
+            for running in self._scheduler.everyone():
                 running.stream.put(EngineStoppedError(f"the engine failed: {error}"))
             raise
 
     def _drop_cancelled(self) -> None:
-        for running in [*self._running, *self._waiting]:
-            if running.stream.cancelled:
+        while self._cancelled:
+            running = self._scheduler.find(self._cancelled.pop())
+            if running is not None and running.stream.cancelled:
                 self._end(running)
                 self.counters.cancelled += 1
 
     def _end(self, running: Running) -> None:
-        self._allocator.release(running.table)
+        self._scheduler.remove(running)
         self._drafting.close(running)
-        for group in (self._running, self._waiting):
-            if running in group:
-                group.remove(running)
-
-    def _admit(self) -> None:
-        """Move waiting requests in, best tier and oldest first, while places and pages for their tokens are free."""
-        self._waiting.sort(key=lambda running: (TIER_ORDER.get(running.request.tier, 1), running.arrived_s))
-        while self._waiting and len(self._running) < self.config.max_running:
-            running = self._waiting[0]
-            needed = self._allocator.pages_for(running.committed_len + 1)
-            if self._running and needed > self._allocator.num_free:
-                return
-            self._waiting.pop(0)
-            running.admitted_s = running.admitted_s or time.monotonic()
-            self._running.append(running)
-
-    def _preempt(self) -> None:
-        """Send the newest request of the lowest tier back to wait; its tokens are kept and prefilled again."""
-        victim = max(self._running, key=lambda r: (TIER_ORDER.get(r.request.tier, 1), r.arrived_s))
-        self._allocator.release(victim.table)
-        victim.kv_len = 0
-        self._running.remove(victim)
-        self._waiting.append(victim)
-        self.counters.preempted += 1
 
     async def _round(self) -> None:
         number = self.counters.rounds
         self.counters.rounds += 1
-        decoding = [running for running in self._running if running.decoding]
+        turns = self._scheduler.schedule()
+        decoding = [turn.running for turn in turns if turn.decoding]
         decisions = self._plan(decoding)
         drafts, propose_ms = await self._drafting.propose(number, decoding, decisions)
-        scored = self._score_rows(drafts)
-        if not scored:
-            return
-        score = ScoreBatch(number, tuple(row for _, row in scored))
-        verify = VerifyBatch(number, tuple(_verify_row(r, drafts) for r, row in scored if row.num_sampled))
+        rows = tuple(self._scheduler.row(turn, drafts.get(turn.running.request.request_id)) for turn in turns)
+        sampled = [turn.running for turn in turns if turn.sampled]
+        verify = VerifyBatch(number, tuple(r.verify_row(drafts.get(r.request.request_id)) for r in sampled))
         scoring = time.perf_counter()
         try:
-            verdicts = await self._round_port.run_round(score, verify)
-        except RoundLostError:
-            self.counters.rounds_lost += 1
-            self._lost_in_a_row += 1
-            if self._lost_in_a_row > MAX_LOST_IN_A_ROW:
-                raise
-            if await self._round_port.recover():
-                for running in self._running:
-                    running.kv_len = 0
+            verdicts = await self._round_port.run_round(ScoreBatch(number, rows), verify)
+        except RoundLostError as error:
+            await self._recover(turns, error)
             return
         score_ms = (time.perf_counter() - scoring) * 1e3
         self._lost_in_a_row = 0
-        for running, row in scored:
-            running.kv_len = row.start_position + len(row.token_ids)
+        for turn in turns:
+            if not turn.sampled:
+                self._scheduler.settle(turn.running, turn.end)
         by_id = {verdict.request_id: verdict for verdict in verdicts.verdicts}
-        outcomes = self._commit_all([r for r, row in scored if row.num_sampled], by_id, decisions, drafts)
-        num_tokens = sum(len(row.token_ids) for _, row in scored)
-        self._planner.learn(outcomes, RoundCost(len(scored), num_tokens, score_ms, propose_ms))
+        outcomes = self._commit_all(sampled, by_id, decisions, drafts)
+        num_tokens = sum(len(row.token_ids) for row in rows)
+        self._planner.learn(outcomes, RoundCost(len(rows), num_tokens, score_ms, propose_ms))
+
+    async def _recover(self, turns: list[Turn], error: RoundLostError) -> None:
+        """Wait for the parts of a lost round. Nothing was committed, so the next round simply does it again."""
+        self.counters.rounds_lost += 1
+        self._lost_in_a_row += 1
+        if self._lost_in_a_row > MAX_LOST_IN_A_ROW:
+            raise error
+        for turn in turns:
+            self._scheduler.settle(turn.running, turn.running.kv_len)
+        if await self._round_port.recover():
+            self._scheduler.forget_kv()
 
     def _plan(self, decoding: list[Running]) -> dict[str, Decision]:
         if not decoding:
             return {}
-        views = [
-            RequestView(
-                running.request.request_id,
-                running.request.tier,
-                running.request.mode,
-                running.request.max_draft_tokens,
-                running.request.proposer,
-                running.committed_len,
-                min(running.remaining_tokens, self.config.max_model_len - running.committed_len),
-            )
-            for running in decoding
-        ]
+        views = [running.view(self._room(running)) for running in decoding]
         decisions = self._planner.plan(views, self._drafting.available, time.monotonic())
-        return {view.request_id: decision for view, decision in zip(views, decisions, strict=True)}
+        return {
+            running.request.request_id: self._granted(running, decision)
+            for running, decision in zip(decoding, decisions, strict=True)
+        }
 
-    def _score_rows(self, drafts: Mapping[str, Draft]) -> list[tuple[Running, ScoreRow]]:
-        """Return the round's rows: decoding requests with their drafts, then prompt chunks within the budget."""
-        scored: list[tuple[Running, ScoreRow]] = []
-        budget = self.config.prefill_tokens
-        for running in sorted(self._running, key=lambda r: not r.decoding):
-            if running not in self._running:
-                continue
-            pending = running.token_ids[running.kv_len :]
-            if not running.decoding:
-                pending = pending[:budget]
-                budget -= len(pending)
-            if not pending:
-                continue
-            complete = running.kv_len + len(pending) == running.committed_len
-            draft = drafts.get(running.request.request_id) if running.decoding else None
-            token_ids = (*pending, *(draft.token_ids if draft is not None else ()))
-            if not self._grow(running, running.kv_len + len(token_ids)):
-                continue
-            num_sampled = len(token_ids) - len(pending) + 1 if complete else 0
-            table = tuple(running.table)
-            row = ScoreRow(running.request.request_id, running.kv_len, token_ids, num_sampled, table)
-            scored.append((running, row))
-        return [(running, row) for running, row in scored if running in self._running]
+    def _room(self, running: Running) -> int:
+        """Return how many tokens may still be committed: up to the end of the output and of the context."""
+        return min(running.remaining_tokens, self.config.max_model_len - running.committed_len)
 
-    def _grow(self, running: Running, num_tokens: int) -> bool:
-        """Find pages for `running`, preempting others if need be; False when it was itself sent back to wait."""
-        while True:
-            try:
-                self._allocator.grow(running.table, num_tokens)
-            except OutOfPagesError:
-                self._preempt()
-                if running not in self._running:
-                    return False
-            else:
-                return True
+    def _granted(self, running: Running, decision: Decision) -> Decision:
+        """Return `decision` with gamma cut to the room, of which the round's own token takes one, and to free pages."""
+        if decision.proposer is None or decision.gamma < 1:
+            return decision
+        gamma = min(decision.gamma, self._room(running) - 1)
+        if gamma < 1:
+            return Decision(None, 0, "end_of_output")
+        gamma = self._scheduler.grant(running, gamma)
+        return replace(decision, gamma=gamma) if gamma else Decision(None, 0, "no_free_pages")
 
     def _commit_all(
         self,
@@ -339,7 +279,7 @@ class Engine:
         if running.first_token_s is None:
             running.first_token_s = now_s
         running.token_ids.extend(committed.token_ids)
-        running.kv_len = min(running.kv_len, running.committed_len - 1)
+        self._scheduler.settle(running, running.committed_len - 1)
         self.counters.output_tokens += len(committed.token_ids)
         finish: Literal["stop", "length"] | None = running.output.finish_reason
         summary = running.summary(now_s, self._planner.policy_version) if finish is not None else None
@@ -347,17 +287,3 @@ class Engine:
         if finish is not None:
             self._end(running)
             self.counters.finished += 1
-
-
-def _verify_row(running: Running, drafts: Mapping[str, Draft]) -> VerifyRow:
-    request = running.request
-    draft = drafts.get(request.request_id)
-    return VerifyRow(
-        request.request_id,
-        running.committed_len,
-        request.sampling,
-        draft.token_ids if draft is not None else (),
-        draft.support_ids if draft is not None else None,
-        draft.support_probs if draft is not None else None,
-        request.num_logprobs,
-    )

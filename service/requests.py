@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from .errors import BadRequestError, PromptTooLongError
 from .messages import FinishReason, Sampling, TokenLogprob
 
 SpeculationMode = Literal["auto", "on", "off"]
@@ -10,7 +11,11 @@ SpeculationMode = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One completion to generate. `mode`, `max_draft_tokens` and `proposer` are the caller's wishes for speculation."""
+    """One completion to generate. `mode`, `max_draft_tokens` and `proposer` are the caller's wishes for speculation.
+
+    `priority` orders the requests of a tier, lower first (vLLM's meaning). Only requests with the same `cache_salt`
+    share cached prefixes, so that no tenant can guess another's prompts from the time they take.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -25,14 +30,17 @@ class GenerationRequest:
     mode: SpeculationMode = "auto"
     max_draft_tokens: int | None = None
     proposer: str | None = None
+    priority: int = 0
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSummary:
     """Counters of a finished request; ratios are derived by whoever reads them.
 
-    `acceptance_histogram[k]` counts speculating rounds that accepted exactly k draft tokens;
-    its length is the largest gamma used plus one.
+    `cached_tokens` are prompt tokens whose KV was found, not computed; what a preempted request finds again of its own
+    is not counted. `acceptance_histogram[k]` counts speculating rounds that accepted exactly k draft tokens; its length
+    is the largest gamma used plus one.
     """
 
     prompt_tokens: int
@@ -62,3 +70,27 @@ class StepOutput:
     logprobs: tuple[TokenLogprob, ...]
     finish_reason: FinishReason | None = None
     summary: RequestSummary | None = None
+
+
+def check_request(request: GenerationRequest, vocab_size: int, max_tokens: int, proposers: frozenset[str]) -> None:
+    """Raise BadRequestError, naming the field, when `request` can never succeed.
+
+    `max_tokens` are the prompt and output tokens that can ever fit.
+    """
+    length = len(request.prompt_token_ids)
+    if length == 0:
+        raise BadRequestError("the prompt is empty", "prompt")
+    if not all(0 <= token_id < vocab_size for token_id in request.prompt_token_ids):
+        raise BadRequestError(f"a token id is outside 0..{vocab_size - 1}", "prompt")
+    if request.max_tokens < 1:
+        raise BadRequestError("max_tokens must be at least 1", "max_tokens")
+    if length + request.max_tokens > max_tokens:
+        raise PromptTooLongError(
+            f"this model's context is {max_tokens} tokens; the prompt has {length} and max_tokens asks for "
+            f"{request.max_tokens}",
+            "prompt",
+            "context_length_exceeded",
+        )
+    if request.proposer is not None and request.proposer not in proposers:
+        known = ", ".join(sorted(proposers)) or "none"
+        raise BadRequestError(f"no proposer {request.proposer!r} here; there is: {known}", "speculation.proposer")

@@ -1,27 +1,38 @@
 """The engine's book on one request: its tokens, its pages, its counters, its stream."""
 
 import asyncio
+from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
 from .commit import Output
 from .errors import SpecserveError
+from .messages import Draft, VerifyRow
+from .ports import RequestView
+from .prefix import PrefixKeys
 from .requests import GenerationRequest, RequestSummary, StepOutput
+
+Rank = tuple[int, int, int]
+"""Tier, priority number, order of arrival: the smaller is served first. No two requests have the same."""
 
 
 class RequestStream:
     """What the caller holds of a request: iterate it for the rounds' output, or cancel it."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, on_cancel: Callable[[], None] | None = None) -> None:
         self.request_id = request_id
         self.cancelled = False
+        self._on_cancel = on_cancel
         self._queue: asyncio.Queue[StepOutput | SpecserveError] = asyncio.Queue()
         self._done = False
 
     def cancel(self) -> None:
         """Give the request up; its pages and drafts are freed before the next round."""
-        self.cancelled = True
+        if not self.cancelled:
+            self.cancelled = True
+            if self._on_cancel is not None:
+                self._on_cancel()
 
     def put(self, output: StepOutput | SpecserveError) -> None:
         """Hand one round's output, or the error that ends the stream, to the reader."""
@@ -41,16 +52,27 @@ class RequestStream:
         return output
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Running:
-    """State of one admitted or waiting request. `kv_len` committed tokens have their KV rows in `table`."""
+    """State of one admitted or waiting request. `kv_len` committed tokens have their KV rows in `table`.
+
+    `block_table` is `table` as messages carry it, None when that must be made anew. The first `num_filled` pages are
+    known by their keys and never written again. `restarted`: the KV was given up at least once, so that what is found
+    in the cache may be its own work.
+    """
 
     request: GenerationRequest
     stream: RequestStream
     arrived_s: float
     token_ids: list[int]
+    rank: Rank = (0, 0, 0)
+    keys: PrefixKeys | None = None
     kv_len: int = 0
     table: list[int] = field(default_factory=list)
+    block_table: tuple[int, ...] | None = None
+    num_filled: int = 0
+    num_cached_tokens: int = 0
+    restarted: bool = False
     output: Output = field(default_factory=Output)
     known: dict[str, tuple[int, int]] = field(default_factory=dict)
     admitted_s: float | None = None
@@ -71,12 +93,37 @@ class Running:
     @property
     def decoding(self) -> bool:
         """True when only the last committed token lacks its KV row: the request can decode, and speculate."""
-        return self.kv_len == self.committed_len - 1 and self.kv_len >= len(self.request.prompt_token_ids) - 1
+        return self.kv_len == self.committed_len - 1
 
     @property
     def remaining_tokens(self) -> int:
         """Tokens the request may still produce."""
         return self.request.max_tokens - len(self.output.token_ids)
+
+    def view(self, remaining_tokens: int) -> RequestView:
+        """Return what the planner may know; `remaining_tokens` may still be committed."""
+        request = self.request
+        return RequestView(
+            request.request_id,
+            request.tier,
+            request.mode,
+            request.max_draft_tokens,
+            request.proposer,
+            self.committed_len,
+            remaining_tokens,
+        )
+
+    def verify_row(self, draft: Draft | None) -> VerifyRow:
+        """Return what the verifier needs to decide the next tokens, `draft` among them."""
+        return VerifyRow(
+            self.request.request_id,
+            self.committed_len,
+            self.request.sampling,
+            draft.token_ids if draft is not None else (),
+            draft.support_ids if draft is not None else None,
+            draft.support_probs if draft is not None else None,
+            self.request.num_logprobs,
+        )
 
     def observe(self, reason: str, proposer: str | None, num_drafted: int, num_accepted: int) -> None:
         """Count one round; a round without drafts is no speculation round."""
@@ -97,7 +144,7 @@ class Running:
         return RequestSummary(
             prompt_tokens=len(self.request.prompt_token_ids),
             completion_tokens=len(self.output.token_ids),
-            cached_tokens=0,
+            cached_tokens=self.num_cached_tokens,
             num_rounds=self.num_rounds,
             num_spec_rounds=self.accepted_counts.total(),
             num_draft_tokens=self.num_draft_tokens,
@@ -112,3 +159,37 @@ class Running:
             time_to_first_token_ms=(first - self.arrived_s) * 1e3,
             generation_ms=(now_s - first) * 1e3,
         )
+
+
+class Ranking:
+    """Requests in the order of their ranks. Cost: O(log n) comparisons to add or remove one."""
+
+    def __init__(self) -> None:
+        self._items: list[Running] = []
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Running]:
+        return iter(self._items)
+
+    def __getitem__(self, place: int) -> Running:
+        return self._items[place]
+
+    def __contains__(self, running: Running) -> bool:
+        place = bisect_left(self._items, running.rank, key=_rank)
+        return place < len(self._items) and self._items[place] is running
+
+    def add(self, running: Running) -> None:
+        """Put `running` in its place."""
+        insort(self._items, running, key=_rank)
+
+    def remove(self, running: Running) -> None:
+        """Take `running` out."""
+        place = bisect_left(self._items, running.rank, key=_rank)
+        assert self._items[place] is running
+        del self._items[place]
+
+
+def _rank(running: Running) -> Rank:
+    return running.rank
