@@ -81,6 +81,7 @@ class CommonRequest(BaseModel):
     stream_options: StreamOptions | None = None
     service_tier: ServiceTier | None = None
     priority: int | None = None
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
     speculation: Speculation | None = None
 
     prediction: Any = None

@@ -142,6 +142,8 @@ def _requests(
             mode=speculation.mode,
             max_draft_tokens=speculation.max_draft_tokens,
             proposer=speculation.proposer,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
         )
         for p, prompt in enumerate(prompts)
         for c in range(num_choices)
