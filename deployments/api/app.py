@@ -109,8 +109,9 @@ def _add_facts(app: FastAPI, backend: Backend) -> None:
         return {"status": "ready"}
 
     @app.get("/version")
-    async def version() -> dict[str, str]:
-        return {"version": VERSION}
+    async def version() -> dict[str, str | None]:
+        about = {name: getattr(backend, name, None) for name in ("dtype", "placement")}
+        return {"version": VERSION, "model": getattr(backend, "model_id", None), **about}
 
 
 def _warn_unknown(body: CommonRequest, warned: set[str]) -> None:
