@@ -1,24 +1,42 @@
-"""A streaming client that times what it sees."""
+"""A client that drives a server's streams and times what it sees."""
 
+import asyncio
 import json
+import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
-from .figures import Sample
-from .prompts import Prompt
+from .errors import LoadError
+from .figures import Pass
+from .prompts import Prompt, as_completion, cut
+from .stream import json_object, read_sample
+from .wire import Answer, Origin, Piece, exchange, parse_url, read_answer, request_bytes
 
 Speculation = dict[str, str | int]
+PROBE_CHARS = 8000
+PROBE_TIMEOUT_S = 120.0
 
 
-class LoadError(Exception):
-    """The server cannot be measured; the message is one sentence."""
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What a server says of itself; None is unknown."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
+    model: str
+    max_model_len: int | None
+    version: str | None
+    dtype: str | None
+    placement: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """How a pass asks: the same for each of its prompts."""
+
+    speculation: Speculation
+    max_tokens: int
+    temperature: float
 
 
 def speculation(mode: str, proposer: str | None = None) -> Speculation:
@@ -34,92 +52,109 @@ def speculation(mode: str, proposer: str | None = None) -> Speculation:
     return chosen if proposer is None else {**chosen, "proposer": proposer}
 
 
-def parse_event(line: str) -> dict[str, Any] | None:
-    """Return the JSON object of one server-sent-event line; None for blanks, comments and the end marker."""
-    if not line.startswith("data:"):
-        return None
-    payload = line.removeprefix("data:").strip()
-    if payload in ("", "[DONE]"):
-        return None
-    event: dict[str, Any] = json.loads(payload)
-    if "error" in event:
-        raise LoadError(f"The server broke off a stream: {event['error'].get('message', event['error'])}")
-    return event
-
-
-def event_text(event: dict[str, Any]) -> str:
-    """Return the text that a chunk of either endpoint adds."""
-    return "".join(
-        (choice.get("delta", {}).get("content") or "") + (choice.get("text") or "") for choice in event["choices"]
-    )
-
-
-def num_accepted(event: dict[str, Any]) -> int | None:
-    """Return the accepted draft tokens that a chunk's metrics report; None when it has none."""
-    found = (event.get("metrics") or {}).get("speculative_decoding")
-    return None if found is None else found["num_accepted_draft_tokens"]
-
-
 class Client:
-    """Streams prompts, greedy, and times them; safe to use from several threads."""
+    """Streams prompts to one server and times them."""
 
-    def __init__(self, url: str, timeout_s: float = 300.0) -> None:
-        self._http = httpx.Client(base_url=url, timeout=timeout_s)
+    def __init__(self, url: str, timeout_s: float = 600.0) -> None:
+        self._origin: Origin = parse_url(url)
+        self._timeout_s = timeout_s
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
-
-    def model_id(self) -> str:
-        """Return the id of the first model served."""
+    def facts(self) -> ServerFacts:
+        """Return what the server says of its model and itself. Raises LoadError when no server answers."""
         try:
-            answer = self._http.get("/v1/models")
-            answer.raise_for_status()
-        except httpx.HTTPError as error:
-            raise LoadError(
-                f"No server answers at {self._http.base_url} ({error}); start one with `specserve serve`."
-            ) from error
-        return str(answer.json()["data"][0]["id"])
+            card = self._get("/v1/models")["data"][0]
+            about = self._get("/version")
+            return ServerFacts(
+                model=str(card["id"]),
+                max_model_len=card.get("max_model_len"),
+                version=about.get("version"),
+                dtype=about.get("dtype"),
+                placement=about.get("placement"),
+            )
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise LoadError(f"The server at {self._origin.url} does not describe its model.") from error
 
-    def stream(self, model: str, prompt: Prompt, max_tokens: int, wanted: Speculation) -> Sample:
-        """Return the timed answer to one prompt. Raises LoadError when the server refuses or breaks off."""
-        body: dict[str, Any] = {
-            "model": model,
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "speculation": wanted,
-        }
-        if prompt.kind == "chat":
-            path, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": prompt.text}]
-        else:
-            path, body["prompt"] = "/v1/completions", prompt.text
-        started = time.perf_counter()
-        try:
-            with self._http.stream("POST", path, json=body) as answer:
-                if answer.status_code != 200:
-                    answer.read()
-                    raise LoadError(f"The server answered {answer.status_code} to {path}: {answer.text[:300]}")
-                return _timed(answer.iter_lines(), started)
-        except httpx.HTTPError as error:
-            raise LoadError(f"The stream from {path} failed: {error!r}") from error
+    def fitted(self, found: Sequence[Prompt], facts: ServerFacts, max_tokens: int) -> tuple[Prompt, ...]:
+        """Return the prompts as this model can take them.
+
+        Chat prompts become completions when it has no chat template; those longer than `PROBE_CHARS` are cut to the
+        long-prompt length in the model's own tokens, as many as its context leaves beside `max_tokens`.
+        """
+        if any(prompt.kind == "chat" for prompt in found) and not self._has_chat(facts.model):
+            found = [as_completion(prompt) for prompt in found]
+        context = facts.max_model_len or 1 << 20
+        room = context - max_tokens
+        if room < 1:
+            raise LoadError(f"The model's context of {context} tokens has no room for {max_tokens} new ones.")
+        return tuple(
+            cut(prompt, self._tokens_per_char(facts.model, prompt.text[: min(PROBE_CHARS, context - 1)]), room)
+            if len(prompt.text) > PROBE_CHARS
+            else prompt
+            for prompt in found
+        )
+
+    def run_pass(self, model: str, found: Sequence[Prompt], concurrency: int, ask: Ask) -> Pass:
+        """Return the timed answers to `found`, `concurrency` of them in flight at any time. Raises LoadError."""
+        salt = secrets.token_hex(8)
+        requests = [
+            request_bytes(self._origin, "POST", *_body(model, prompt, ask, seed, f"{salt}-{seed}"))
+            for seed, prompt in enumerate(found)
+        ]
+        started, cpu_before = time.perf_counter(), time.process_time()
+        received = asyncio.run(self._drive(requests, concurrency))
+        wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_before
+        samples = tuple(read_sample(pieces) for pieces in received)
+        return Pass(samples, sum(sample.end_s for sample in samples) if concurrency == 1 else wall_s, cpu_s)
+
+    async def _drive(self, requests: Sequence[bytes], concurrency: int) -> list[list[Piece]]:
+        received: list[list[Piece]] = [[] for _ in requests]
+        waiting = iter(enumerate(requests))
+
+        async def work() -> None:
+            for place, request in waiting:
+                received[place] = await exchange(self._origin, request, self._timeout_s)
+
+        await asyncio.gather(*(work() for _ in range(min(concurrency, len(requests)))))
+        return received
+
+    def _has_chat(self, model: str) -> bool:
+        asked = {"model": model, "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+        answer = self._fetch("POST", "/v1/chat/completions", asked)
+        if answer.status == 400 and b"chat template" in answer.body:
+            return False
+        json_object(answer, "/v1/chat/completions")
+        return True
+
+    def _tokens_per_char(self, model: str, text: str) -> float:
+        answer = self._fetch("POST", "/v1/completions", {"model": model, "prompt": text, "max_tokens": 1})
+        return float(json_object(answer, "/v1/completions")["usage"]["prompt_tokens"]) / len(text)
+
+    def _get(self, path: str) -> dict[str, Any]:
+        return json_object(self._fetch("GET", path), path)
+
+    def _fetch(self, method: str, path: str, body: dict[str, Any] | None = None) -> Answer:
+        request = request_bytes(self._origin, method, path, b"" if body is None else json.dumps(body).encode())
+        return read_answer(asyncio.run(exchange(self._origin, request, PROBE_TIMEOUT_S)))
 
 
-def _timed(lines: Iterator[str], started: float) -> Sample:
-    arrivals: list[float] = []
-    num_tokens: int | None = None
-    accepted: int | None = None
-    for line in lines:
-        event = parse_event(line)
-        if event is None:
-            continue
-        if event_text(event):
-            arrivals.append(time.perf_counter() - started)
-        if event.get("usage"):
-            num_tokens = event["usage"]["completion_tokens"]
-        found = num_accepted(event)
-        accepted = accepted if found is None else found
-    if num_tokens is None:
-        raise LoadError("The server sent no usage, so its tokens cannot be counted.")
-    return Sample(tuple(arrivals), time.perf_counter() - started, num_tokens, accepted)
+def _body(model: str, prompt: Prompt, ask: Ask, seed: int, salt: str) -> tuple[str, bytes]:
+    """Return the path and the body that ask for exactly `ask.max_tokens` tokens, so that cells compare.
+
+    A new `salt` keeps prompts that an earlier pass left in the server's prefix cache from being found there.
+    """
+    body: dict[str, Any] = {
+        "model": model,
+        "max_tokens": ask.max_tokens,
+        "temperature": ask.temperature,
+        "seed": seed,
+        "ignore_eos": True,
+        "cache_salt": salt,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "speculation": ask.speculation,
+    }
+    if prompt.kind == "chat":
+        path, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": prompt.text}]
+    else:
+        path, body["prompt"] = "/v1/completions", prompt.text
+    return path, json.dumps(body).encode()

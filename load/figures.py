@@ -1,21 +1,26 @@
 """The arithmetic of the bench: from what a client saw to the figures of a cell."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from statistics import median
-
-PLAIN_BUDGET = 0.98
-"""The least share of plain decoding's throughput that the adaptive mode may have."""
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One streamed request as its client saw it; `arrivals_s` are the times of chunks with text, after the start."""
+    """One streamed request as its client saw it; `arrivals_s` are the times of chunks with text, after the start.
+
+    `num_accepted` and `num_drafted` count draft tokens and are None when the server does not say.
+    """
 
     arrivals_s: tuple[float, ...]
     end_s: float
     num_tokens: int
     num_accepted: int | None
+    num_drafted: int | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    text: str = ""
 
     @property
     def num_rounds(self) -> int | None:
@@ -45,6 +50,21 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass over a workload: its requests in the prompts' order and how long all of them took together.
+
+    `client_cpu_s` is processor time of the load generator itself, taken from the server where both share a machine;
+    `others_cpu_share` is how many cores strangers to the bench had meanwhile.
+    """
+
+    samples: tuple[Sample, ...]
+    wall_s: float
+    client_cpu_s: float = 0.0
+    rss_mb: float | None = None
+    others_cpu_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """One pass over a workload in one mode, or the medians of several; None is unknown."""
 
@@ -58,6 +78,13 @@ class Figures:
     tpot_ms_p95: float | None
     e2e_ms_p50: float | None
     goodput_rps: float
+    rss_mb: float | None
+    num_drafted: float | None
+    num_accepted: float | None
+    draft_efficiency: float | None
+    cached_prompt_tokens: float
+    client_cpu_share: float
+    others_cpu_share: float | None
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
@@ -71,13 +98,19 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def figures(samples: Sequence[Sample], wall_s: float) -> Figures:
-    """Return the figures of one pass that took `wall_s`; every request that finished counts as good."""
+def figures(done: Pass) -> Figures:
+    """Return the figures of one pass; every request that finished counts as good.
+
+    Tokens per second are all output tokens over the pass's wall time, prompt processing included.
+    """
+    samples, wall_s = done.samples, done.wall_s
     ttft = [sample.ttft_s for sample in samples]
     itl = [gap for sample in samples for gap in sample.itl_s]
     tpot = [sample.tpot_s for sample in samples if sample.tpot_s is not None]
     counted = [(sample.num_tokens, sample.num_rounds) for sample in samples if sample.num_rounds is not None]
     num_rounds = sum(rounds for _, rounds in counted)
+    drafted = _total([sample.num_drafted for sample in samples])
+    accepted = _total([sample.num_accepted for sample in samples])
     return Figures(
         tokens_per_s=sum(sample.num_tokens for sample in samples) / wall_s,
         tokens_per_round=sum(emitted for emitted, _ in counted) / num_rounds if num_rounds else None,
@@ -89,6 +122,13 @@ def figures(samples: Sequence[Sample], wall_s: float) -> Figures:
         tpot_ms_p95=_ms(percentile(tpot, 0.95)),
         e2e_ms_p50=_ms(percentile([sample.end_s for sample in samples], 0.5)),
         goodput_rps=len(samples) / wall_s,
+        rss_mb=done.rss_mb,
+        num_drafted=drafted,
+        num_accepted=accepted,
+        draft_efficiency=accepted / drafted if drafted and accepted is not None else None,
+        cached_prompt_tokens=sum(sample.num_cached_tokens for sample in samples),
+        client_cpu_share=done.client_cpu_s / wall_s,
+        others_cpu_share=done.others_cpu_share,
     )
 
 
@@ -96,43 +136,57 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e3
 
 
+def _total(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
 def medians(passes: Sequence[Figures]) -> Figures:
-    """Return the median of each figure over repeated passes."""
-
-    def known(values: Sequence[float | None]) -> float | None:
-        found = [value for value in values if value is not None]
-        return median(found) if found else None
-
-    return Figures(
-        tokens_per_s=median([one.tokens_per_s for one in passes]),
-        tokens_per_round=known([one.tokens_per_round for one in passes]),
-        ttft_ms_p50=known([one.ttft_ms_p50 for one in passes]),
-        ttft_ms_p95=known([one.ttft_ms_p95 for one in passes]),
-        itl_ms_p50=known([one.itl_ms_p50 for one in passes]),
-        itl_ms_p95=known([one.itl_ms_p95 for one in passes]),
-        tpot_ms_p50=known([one.tpot_ms_p50 for one in passes]),
-        tpot_ms_p95=known([one.tpot_ms_p95 for one in passes]),
-        e2e_ms_p50=known([one.e2e_ms_p50 for one in passes]),
-        goodput_rps=median([one.goodput_rps for one in passes]),
-    )
+    """Return the median of each figure over repeated passes, of those passes where it is known."""
+    found: dict[str, Any] = {}
+    for field in fields(Figures):
+        known = [value for one in passes if (value := getattr(one, field.name)) is not None]
+        found[field.name] = median(known) if known else None
+    return Figures(**found)
 
 
 @dataclass(frozen=True, slots=True)
 class Ratios:
-    """A cell's throughput over plain decoding's and over the best fixed gamma's, of the same run; None if not run."""
+    """A cell's throughput over another's of the same run, workload and concurrency; None if that was not run.
 
-    to_plain: float | None
-    to_best_fixed: float | None
+    `to_transformers` compares plain decoding with transformers' plain one, batched to the same concurrency. A mode that
+    speculates is compared with the fastest setting that transformers has there: at concurrency 1 that may be one of
+    its own ways to speculate, above 1 it has none.
+    """
+
+    to_plain: float | None = None
+    to_best_fixed: float | None = None
+    to_transformers: float | None = None
 
 
-def ratios(by_mode: dict[str, Figures]) -> dict[str, Ratios]:
-    """Return each mode's ratios within one workload at one concurrency."""
-    plain = by_mode["plain"].tokens_per_s if "plain" in by_mode else None
-    fixed = max((one.tokens_per_s for mode, one in by_mode.items() if mode.startswith("fixed:")), default=None)
+def ratios(by_mode: Mapping[str, float], against: Mapping[str, float] | None = None) -> dict[str, Ratios]:
+    """Return each mode's ratios from tokens per second by mode and by transformers' setting."""
+    plain = by_mode.get("plain")
+    fixed = max((one for mode, one in by_mode.items() if mode.startswith("fixed:")), default=None)
+    their_plain = (against or {}).get("plain")
+    their_best = max((against or {}).values(), default=None)
     return {
         mode: Ratios(
-            one.tokens_per_s / plain if plain else None,
-            one.tokens_per_s / fixed if fixed else None,
+            one / plain if plain else None,
+            one / fixed if fixed else None,
+            _over(one, their_plain if mode == "plain" else their_best),
         )
         for mode, one in by_mode.items()
     }
+
+
+def _over(ours: float, theirs: float | None) -> float | None:
+    return ours / theirs if theirs else None
+
+
+def num_differing(passes: Sequence[Pass], reference: Pass) -> int:
+    """Return how many prompts have, in any of `passes`, another text than in `reference`."""
+    return sum(
+        any(done.samples[place].text != wanted.text for done in passes)
+        for place, wanted in enumerate(reference.samples)
+    )

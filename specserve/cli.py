@@ -42,8 +42,8 @@ def parser() -> Parser:
     _command(
         commands,
         "bench",
-        "measure a running server",
-        "specserve bench --url http://127.0.0.1:8000 --modes plain,fixed:4,adaptive --json bench.json",
+        "measure plain, fixed and adaptive speculation on the same prompts",
+        "specserve bench --sweep --json bench.json",
         _bench,
         _run_bench,
     )
@@ -136,20 +136,70 @@ def _run_proposers(args: argparse.Namespace) -> int:
     return 0
 
 
+def _positive_numbers(text: str) -> tuple[int, ...]:
+    return tuple(_positive(part) for part in _comma_separated(text)) or (_positive(text),)
+
+
+def _temperature(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= 2:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 2")
+    return number
+
+
+BENCH_EXAMPLES = """\
+Examples:
+  specserve bench                                       the embedded model, one request at a time
+  specserve bench --sweep --json bench.json --report out    every workload, 1, 4 and 16 requests at a time
+  specserve bench gemma-3-270m --against transformers   beside transformers' own generate
+  specserve bench --url http://127.0.0.1:8000           a server that is running already
+"""
+
+
 def _bench(parser: Parser) -> None:
-    parser.add_argument("--url", help="address of a running server")
-    parser.add_argument("--concurrency", type=_positive, default=1, help="requests in flight (default: %(default)s)")
+    parser.epilog, parser.formatter_class = BENCH_EXAMPLES, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="what to serve (default: the embedded model)")
+    parser.add_argument("--url", help="measure the server there instead of starting one")
+    parser.add_argument(
+        "--placement", choices=("inline", "actors"), default="actors", help="of the server started (default: actors)"
+    )
+    parser.add_argument(
+        "--sweep", action="store_true", help="all workloads, concurrency 1,4,16, modes plain,fixed:2,4,8,adaptive"
+    )
+    parser.add_argument(
+        "--concurrency", type=_positive_numbers, metavar="N,N", help="requests in flight at a time (default: 1)"
+    )
     parser.add_argument(
         "--modes",
         type=_comma_separated,
-        default=("plain", "fixed:4", "adaptive"),
         metavar="A,B",
         help="plain, fixed:N, adaptive (default: plain,fixed:4,adaptive)",
     )
+    parser.add_argument(
+        "--workloads",
+        type=_comma_separated,
+        metavar="A,B",
+        help="copy_heavy, open_ended, mixed, long_prompt (default: copy_heavy,open_ended)",
+    )
+    parser.add_argument("--against", choices=("transformers",), help="measure its generate too, in the same run")
+    _bench_size(parser)
+    _bench_output(parser)
+
+
+def _bench_size(parser: Parser) -> None:
     parser.add_argument("--repeats", type=_positive, default=3, help="measured passes (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=_positive, default=128, help="default: %(default)s")
+    parser.add_argument(
+        "--prompts", type=_positive, default=8, help="of each workload, at least the concurrency (default: %(default)s)"
+    )
+    parser.add_argument("--max-tokens", type=_positive, default=128, help="new tokens a request (default: %(default)s)")
+    parser.add_argument("--temperature", type=_temperature, default=0.0, help="0 is greedy (default: %(default)s)")
     parser.add_argument("--proposer", help="the only proposer to use (default: the policy chooses)")
-    parser.add_argument("--json", metavar="FILE", help="write the report here")
+
+
+def _bench_output(parser: Parser) -> None:
+    parser.add_argument("--json", metavar="FILE", help="write the results here")
+    parser.add_argument("--report", metavar="DIR", help="write report.md and a plot here")
+    parser.add_argument("--check", action="store_true", help="a budget that could not be checked fails too")
 
 
 def _run_bench(args: argparse.Namespace) -> int:

@@ -1,0 +1,62 @@
+"""What adaptive speculation must reach, the sentences that say where it did not, and those that doubt the figures."""
+
+from collections.abc import Sequence
+
+from .cells import Cell, RivalCell
+
+PLAIN_BUDGET = 0.98
+"""The least share of plain decoding's throughput that the adaptive mode may have."""
+FIXED_BUDGET = 0.95
+"""The least share of the best fixed gamma's throughput that the adaptive mode may have."""
+QUIET_CORES = 0.15
+"""Cores that strangers to the bench may use before its figures are doubted."""
+BUSY_CLIENT = 0.1
+"""Share of a core that the load generator may use before the figures are doubted."""
+
+
+def missed(cells: Sequence[Cell], strict: bool = False) -> list[str]:
+    """Return one sentence for each budget that a cell misses; `strict` also names what could not be checked."""
+    found: list[str] = []
+    for cell in cells:
+        where = f"on {cell.workload} at concurrency {cell.concurrency}"
+        if cell.mode == "adaptive":
+            found += _slow(cell.ratios.to_plain, PLAIN_BUDGET, "plain", where, strict)
+            found += _slow(cell.ratios.to_best_fixed, FIXED_BUDGET, "the best fixed gamma", where, strict)
+        if cell.differing:
+            found.append(
+                f"{cell.mode} differs from plain's text in {cell.differing} of {cell.num_requests} requests {where}; "
+                "the budget is 0."
+            )
+    if strict and not any(cell.mode == "adaptive" for cell in cells):
+        found.append("adaptive was not measured, so its budgets could not be checked.")
+    if strict and any(cell.differing is None for cell in cells):
+        found.append("texts were not compared with plain's, which needs the mode plain and temperature 0.")
+    return found
+
+
+def _slow(ratio: float | None, budget: float, other: str, where: str, strict: bool) -> list[str]:
+    if ratio is None:
+        return [f"adaptive could not be compared with {other} {where}."] if strict else []
+    return [f"adaptive is {ratio:.3f} of {other} {where}; the budget is {budget}."] if ratio < budget else []
+
+
+def doubts(cells: Sequence[Cell], rivals: Sequence[RivalCell]) -> list[str]:
+    """Return one sentence for each thing seen that makes figures worth less than they look."""
+    found: list[str] = []
+    cached = [cell for cell in cells if cell.figures.cached_prompt_tokens]
+    if cached:
+        found.append(
+            f"In {len(cached)} of {len(cells)} cells the server found prompts in its prefix cache, so that passes of "
+            "the same prompts do not compare; it seems not to know cache_salt."
+        )
+    others = [one.others_cpu_share for one in rivals] + [cell.figures.others_cpu_share for cell in cells]
+    busy = [share for share in others if share is not None and share > QUIET_CORES]
+    if busy:
+        found.append(
+            f"In {len(busy)} of {len(others)} cells other processes used the machine, up to {max(busy):.2f} cores: "
+            "measure again when it is quiet."
+        )
+    client = max((cell.figures.client_cpu_share for cell in cells), default=0.0)
+    if client > BUSY_CLIENT:
+        found.append(f"The load generator itself used up to {client:.2f} of a core.")
+    return found
