@@ -11,9 +11,10 @@ from transformers.utils import logging as transformers_logging
 
 from .attention import ATTENTION_NAME, register_attention
 from .errors import ModelUnsupportedError
+from .families import check_config, logit_scale, max_positions
+from .sources import ModelSource, local_folder, parse_source
 
 DtypeName = Literal["auto", "bfloat16", "float32", "float64"]
-REFUSED_LAYER_WORDS = ("mamba", "linear_attention", "recurrent", "rwkv", "ssm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,10 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in two halves: `trunk` makes hidden states, `head` makes logits of them."""
+    """A model in two halves: `trunk` makes hidden states, `head` makes logits of them.
+
+    Hidden states are those after the final norm. Only `final_logit_softcapping` is left for whoever runs the head.
+    """
 
     trunk: nn.Module
     head: nn.Module
@@ -49,43 +53,92 @@ def resolve_dtype(name: DtypeName) -> torch.dtype:
     return cast(torch.dtype, getattr(torch, name))
 
 
-def read_shape(model_dir: Path | str) -> ModelShape:
-    """Return the shape of the model in `model_dir`.
+def read_shape(model: ModelSource | Path | str) -> ModelShape:
+    """Return the shape of a model; its files are downloaded or converted first if they are not here.
 
-    Raises: ModelUnsupportedError when it is no causal model whose cache can be rolled back.
+    Raises: ModelUnsupportedError when the model cannot be read or is of a kind that is not served.
     """
-    try:
-        config = AutoConfig.from_pretrained(model_dir)
-    except (OSError, ValueError) as error:
-        raise ModelUnsupportedError(f"cannot read a model from {model_dir}: {error}") from error
-    text_config = config.get_text_config()
-    kinds = " ".join([*(getattr(text_config, "layer_types", None) or ()), str(config.model_type)])
-    if config.is_encoder_decoder or any(word in kinds for word in REFUSED_LAYER_WORDS):
-        raise ModelUnsupportedError(f"{config.model_type} keeps a state that cannot be rolled back; it is not served")
-    eos: int | list[int] | None = text_config.eos_token_id
-    if (Path(model_dir) / "generation_config.json").exists():
-        eos = GenerationConfig.from_pretrained(model_dir).eos_token_id or eos
-    eos_token_ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),)
-    return ModelShape(int(text_config.vocab_size), int(text_config.max_position_embeddings), eos_token_ids)
+    folder = _folder(model)
+    return _shape(folder, _config(folder))
 
 
-def load_model(model_dir: Path | str, dtype: torch.dtype) -> LoadedModel:
-    """Return the model in `model_dir`, ready for packed forwards; safetensors only, no remote code.
+def load_model(model: ModelSource | Path | str, dtype: torch.dtype) -> LoadedModel:
+    """Return a model, ready for packed forwards; safetensors only, no remote code.
 
-    Raises: ModelUnsupportedError as `read_shape` does.
+    Raises: ModelUnsupportedError as `read_shape` does, and when weights are missing.
     """
-    shape = read_shape(model_dir)
+    folder = _folder(model)
+    config = _config(folder)
     register_attention()
     transformers_logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(
-        model_dir, dtype=dtype, attn_implementation=ATTENTION_NAME, use_safetensors=True
-    ).eval()
-    return LoadedModel(model.base_model, model.get_output_embeddings(), model.config.get_text_config(), dtype, shape)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        raise ModelUnsupportedError(f"cannot load the model in {folder}: {_first_line(error)}") from error
+    whole, loading = loaded
+    if loading["missing_keys"]:
+        some = ", ".join(sorted(loading["missing_keys"])[:3])
+        raise ModelUnsupportedError(f"the model in {folder} lacks weights of a {config.model_type}: {some}")
+    base = whole.eval().base_model
+    trunk = getattr(base, "language_model", base)
+    head = _scaled(whole.get_output_embeddings(), logit_scale(config))
+    return LoadedModel(trunk, head, whole.config.get_text_config(), dtype, _shape(folder, config))
 
 
-def load_tokenizer(model_dir: Path | str) -> PreTrainedTokenizerFast:
-    """Return the tokenizer in `model_dir`."""
-    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+def load_tokenizer(model: ModelSource | Path | str) -> PreTrainedTokenizerFast:
+    """Return a model's tokenizer. Raises: ModelUnsupportedError when it has no fast one."""
+    folder = _folder(model)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelUnsupportedError(f"cannot read a tokenizer from {folder}: {_first_line(error)}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise ModelUnsupportedError(f"{model_dir} has no fast tokenizer (tokenizer.json)")
+        raise ModelUnsupportedError(f"{folder} has no fast tokenizer (tokenizer.json)")
     return tokenizer
+
+
+def _folder(model: ModelSource | Path | str) -> Path:
+    if isinstance(model, Path):
+        return model
+    return local_folder(parse_source(model) if isinstance(model, str) else model)
+
+
+def _config(folder: Path) -> Any:
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ModelUnsupportedError(f"cannot read a model from {folder}: {_first_line(error)}") from error
+    check_config(config)
+    return config
+
+
+def _shape(folder: Path, config: Any) -> ModelShape:
+    text_config = config.get_text_config()
+    eos: int | list[int] | None = text_config.eos_token_id
+    if (folder / "generation_config.json").exists():
+        eos = GenerationConfig.from_pretrained(folder).eos_token_id or eos
+    eos_token_ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),)
+    return ModelShape(int(text_config.vocab_size), max_positions(config), eos_token_ids)
+
+
+def _scaled(head: nn.Module, scale: float) -> nn.Module:
+    """Return `head`, or a copy that multiplies its logits by `scale`; a power of two changes no other bit."""
+    if scale == 1.0:
+        return head
+    assert isinstance(head, nn.Linear)
+    assert head.bias is None
+    scaled = nn.Linear(head.in_features, head.out_features, bias=False, device="meta")
+    scaled.weight = nn.Parameter(head.weight.detach() * scale, requires_grad=False)
+    return scaled
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
