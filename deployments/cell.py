@@ -25,7 +25,7 @@ def inline_backend(settings: ServiceSettings) -> EngineBackend:
     """Return a backend whose every part lives in this process; its engine is not started yet."""
     torch.set_num_threads(settings.num_threads)
     dtype = resolve_dtype(settings.dtype)
-    model = load_model(settings.model_dir, dtype)
+    model = load_model(settings.model_source, dtype)
     executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
     target = Target(model, settings.num_pages, settings.page_tokens)
     ports = local_proposer_ports(settings)
@@ -47,8 +47,8 @@ def local_proposer_ports(settings: ServiceSettings) -> dict[str, ProposerPort]:
 
 def draft_proposer(settings: ServiceSettings, vocab_size: int, dtype: torch.dtype) -> DraftModelProposer:
     """Return the draft-model proposer, with as many KV pages as the target has."""
-    assert settings.draft_dir is not None
-    draft = load_model(settings.draft_dir, dtype)
+    assert settings.draft_source is not None
+    draft = load_model(settings.draft_source, dtype)
     return DraftModelProposer(draft, vocab_size, settings.num_pages, settings.page_tokens)
 
 
@@ -62,6 +62,7 @@ def engine_config(settings: ServiceSettings, shape: ModelShape) -> EngineConfig:
         num_pages=settings.num_pages,
         page_tokens=settings.page_tokens,
         max_running=settings.max_running,
+        prefill_tokens=settings.prefill_tokens,
     )
 
 
@@ -73,7 +74,7 @@ def cell_backend(
     planner: Planner,
 ) -> EngineBackend:
     """Return the backend of a cell made of these parts."""
-    tokenizer = load_tokenizer(settings.model_dir)
+    tokenizer = load_tokenizer(settings.model_source)
     engine = Engine(round_port, ports, planner, tokenizer, config)
     warm = partial(warm_up, round_port, ports, planner, config)
     return EngineBackend(engine, settings.model_id, tokenizer, warm)

@@ -12,12 +12,11 @@ import time
 
 import httpx
 import uvicorn
-from pydantic import ValidationError
 
-from specserve.service.errors import BadRequestError, SpecserveError
+from specserve.service.errors import SpecserveError
 from specserve.service.models import read_shape
 
-from .settings import ServiceSettings, load_policy
+from .settings import ServiceSettings, load_policy, load_settings
 
 READY_TIMEOUT_S = 180.0
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -27,44 +26,30 @@ def run(args: argparse.Namespace) -> int:
     """Serve until interrupted and return the exit code."""
     settings = settings_from(args)
     check(settings)
+    settings = settings.pinned()
     print(f"specserve: starting {settings.model_id} ({settings.placement}) ...", file=sys.stderr, flush=True)
     return _run_inline(settings) if settings.placement == "inline" else _run_actors(settings)
 
 
 def settings_from(args: argparse.Namespace) -> ServiceSettings:
     """Return the settings that the command line (over a `--config` file) asks for."""
-    given = {
-        "model": args.model,
-        "draft": args.draft,
-        "dtype": args.dtype,
-        "placement": args.placement,
-        "host": args.host,
-        "port": args.port,
-        "policy": args.policy,
-        "max_model_len": args.max_model_len,
-        "num_pages": args.num_pages,
-    }
-    if args.proposers is not None:
-        given["proposers"] = tuple(name for name in args.proposers.split(",") if name)
-    try:
-        return ServiceSettings.model_validate({name: value for name, value in given.items() if value is not None})
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise BadRequestError(f"{where}: {first['msg']} (got {first['input']!r})", where) from error
+    stated = {name: getattr(args, name, None) for name in ServiceSettings.model_fields}
+    return load_settings(args.config, {name: value for name, value in stated.items() if value is not None})
 
 
 def check(settings: ServiceSettings) -> None:
-    """Raise SpecserveError for what can be known to be wrong before anything is started."""
+    """Raise SpecserveError for what can be known to be wrong before anything is started.
+
+    Models come last: to read what they are may take a download or a conversion.
+    """
     load_policy(settings.policy)
-    if settings.model is not None and not settings.model_dir.is_dir():
-        raise SpecserveError(f"there is no model folder {settings.model!r}")
-    read_shape(settings.model_dir)
-    if settings.draft_dir is not None and not settings.draft_dir.is_dir():
-        raise SpecserveError(f"there is no draft model folder {str(settings.draft_dir)!r}")
     if settings.host not in LOOPBACK_HOSTS:
         raise SpecserveError(f"no API keys are configured, so only loopback may be bound, not {settings.host!r}")
     _check_port(settings)
+    draft = settings.draft_source
+    read_shape(settings.model_source)
+    if draft is not None:
+        read_shape(draft)
 
 
 def ready_line(settings: ServiceSettings) -> str:

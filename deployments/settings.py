@@ -1,14 +1,15 @@
 """What an operator decides when a service starts: one frozen document, parsed once at the border."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specserve.policies.document import Policy, policy_from_dict, simple_policy
 from specserve.service.errors import BadRequestError
 from specserve.service.models import DtypeName, embedded_dir
+from specserve.service.sources import ModelSource, parse_source, pinned
 
 ProposerName = Literal["draft", "prompt_lookup"]
 
@@ -18,8 +19,10 @@ class ServiceSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: str | None = Field(None, description="Folder of the target model; None is the embedded one.")
-    draft: str | None = Field(None, description="Folder of the draft model; None is the embedded one's.")
+    model: str | None = Field(
+        None, description="A folder, a .gguf file, org/name[@revision] or a packaged model; None is the embedded one."
+    )
+    draft: str | None = Field(None, description="The draft model, named like `model`; None is the embedded one's.")
     proposers: tuple[ProposerName, ...] = ("prompt_lookup", "draft")
     dtype: DtypeName = "auto"
     placement: Literal["actors", "inline"] = "actors"
@@ -29,30 +32,76 @@ class ServiceSettings(BaseModel):
     max_model_len: int | None = Field(None, ge=16, description="Tokens; None is what the model was made for.")
     num_pages: int = Field(2048, ge=8)
     page_tokens: int = Field(16, ge=1)
-    max_running: int = Field(32, ge=1)
+    max_running: int = Field(32, ge=1, description="Requests that take part in a round.")
+    prefill_tokens: int = Field(512, ge=1, description="Prompt tokens that a round takes in.")
     num_threads: int = Field(2, ge=1, description="Threads of the target's forward.")
 
     @property
-    def model_dir(self) -> Path:
-        """The target's folder."""
-        return Path(self.model) if self.model is not None else embedded_dir("target")
+    def model_source(self) -> ModelSource:
+        """Where the target's files come from."""
+        return parse_source(self.model if self.model is not None else str(embedded_dir("target")))
 
     @property
-    def draft_dir(self) -> Path | None:
-        """The draft model's folder; None when a foreign target was given without one."""
+    def draft_source(self) -> ModelSource | None:
+        """Where the draft model's files come from; None when a foreign target was given without one."""
         if self.draft is not None:
-            return Path(self.draft)
-        return embedded_dir("draft") if self.model is None else None
+            return parse_source(self.draft)
+        return parse_source(str(embedded_dir("draft"))) if self.model is None else None
+
+    @property
+    def model_dir(self) -> ModelSource:
+        """`model_source` under its former name."""
+        return self.model_source
 
     @property
     def model_id(self) -> str:
         """The name clients use."""
-        return "specserve-embedded" if self.model is None else Path(self.model).name
+        return "specserve-embedded" if self.model is None else self.model_source.name
 
     @property
     def usable_proposers(self) -> tuple[ProposerName, ...]:
         """The proposers that can be built: `draft` needs a draft model."""
-        return tuple(name for name in self.proposers if name != "draft" or self.draft_dir is not None)
+        has_draft = self.draft is not None or self.model is None
+        return tuple(name for name in self.proposers if name != "draft" or has_draft)
+
+    def pinned(self) -> Self:
+        """Return settings that name the same models' files in every process of the service, whatever its folder."""
+        named = {"model": self.model, "draft": self.draft}
+        return self.model_copy(
+            update={field: str(pinned(parse_source(text))) for field, text in named.items() if text is not None}
+        )
+
+
+def load_settings(file: str | None, given: dict[str, Any]) -> ServiceSettings:
+    """Return the settings in a YAML `file`, if one is named, with those of the command line, `given`, over them.
+
+    Raises: BadRequestError naming the file or the field.
+    """
+    stated = {} if file is None else _read_settings(file)
+    try:
+        return ServiceSettings.model_validate({**stated, **given})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        place = where if where.partition(".")[0] in given else f"{file}: {where}"
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(ServiceSettings.model_fields)
+            raise BadRequestError(f"{place} is no setting; there are: {known}", where) from error
+        raise BadRequestError(f"{place}: {first['msg']} (got {first['input']!r})", where) from error
+
+
+def _read_settings(file: str) -> dict[str, Any]:
+    try:
+        stated = yaml.safe_load(Path(file).read_text())
+    except OSError as error:
+        raise BadRequestError(f"cannot read {file}: {error.strerror}", "config") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise BadRequestError(f"{file} is no YAML: {' '.join(str(error).split())}", "config") from error
+    if stated is None:
+        return {}
+    if not isinstance(stated, dict) or not all(isinstance(name, str) for name in stated):
+        raise BadRequestError(f"{file} holds no settings; a line is `name: value`", "config")
+    return stated
 
 
 def load_policy(text: str) -> Policy:

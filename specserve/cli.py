@@ -8,7 +8,7 @@ from pathlib import Path
 from specserve.service.errors import SpecserveError
 
 Parser = argparse.ArgumentParser
-MODEL_HELP = "folder of the target model (default: the embedded one)"
+MODEL_HELP = "a folder, a .gguf file, a hub id (org/name[@revision]) or gemma-3-270m (default: the embedded model)"
 POLICY_HELP = "off, fixed:N, adaptive or a policy file (default: %(default)s)"
 
 
@@ -89,23 +89,36 @@ def _nothing(parser: Parser) -> None:
 
 
 def _serve(parser: Parser) -> None:
+    """Add the flags of ServiceSettings. None is absent, so that a flag wins over the file only where it is given."""
     parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument("--draft", metavar="MODEL", help="folder of the draft model (default: the embedded target's)")
+    parser.add_argument("--config", metavar="FILE", help="YAML of settings, named as in ServiceSettings; flags win")
+    parser.add_argument("--draft", metavar="MODEL", help="the draft model, named like MODEL (default: the embedded's)")
     parser.add_argument(
-        "--proposers", metavar="A,B", help="proposers to load, comma-separated (default: prompt_lookup,draft)"
+        "--proposers", type=_comma_separated, metavar="A,B", help="what may draft (default: prompt_lookup,draft)"
     )
-    parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto")
     parser.add_argument(
-        "--placement",
-        choices=("actors", "inline"),
-        default="actors",
-        help="a process for each part, or one for all (default: %(default)s)",
+        "--dtype",
+        choices=("auto", "bfloat16", "float32"),
+        help="of weights and KV; auto is bfloat16 where the processor has it (default: auto)",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="port of the OpenAI API (default: %(default)s)")
-    parser.add_argument("--policy", default="adaptive", metavar="off|fixed:N|adaptive|FILE", help=POLICY_HELP)
-    parser.add_argument("--max-model-len", type=_positive, metavar="N", help="tokens (default: all the model can)")
-    parser.add_argument("--num-pages", type=_positive, default=2048, help="KV pages (default: %(default)s)")
+    parser.add_argument(
+        "--placement", choices=("actors", "inline"), help="a process for each part, or one for all (default: actors)"
+    )
+    parser.add_argument("--host", help="address to bind (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port of the OpenAI API (default: 8000)")
+    parser.add_argument(
+        "--policy", metavar="off|fixed:N|adaptive|FILE", help="what decides how much is drafted (default: adaptive)"
+    )
+    numbers = {
+        "max-model-len": "tokens of prompt and output together (default: all the model can)",
+        "num-pages": "KV pages (default: 2048)",
+        "page-tokens": "tokens of a KV page (default: 16)",
+        "max-running": "requests that take part in a round (default: 32)",
+        "prefill-tokens": "prompt tokens that a round takes in (default: 512)",
+    }
+    for name, text in numbers.items():
+        parser.add_argument(f"--{name}", type=_positive, metavar="N", help=text)
+    parser.add_argument("--threads", dest="num_threads", type=_positive, metavar="N", help="of a forward (default: 2)")
 
 
 def _run_serve(args: argparse.Namespace) -> int:

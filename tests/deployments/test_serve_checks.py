@@ -1,10 +1,27 @@
 """What `specserve serve` refuses before it starts anything: one sentence, and nothing left running."""
 
+import re
 import socket
+from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
 
-from specserve.cli import main
+from specserve.cli import main, parser
+from specserve.deployments.serve import settings_from
+from specserve.deployments.settings import ServiceSettings
+
+
+def settings(*arguments: str) -> ServiceSettings:
+    return settings_from(parser().parse_args(["serve", *arguments]))
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return the sentence that `specserve serve` ends with."""
+    assert main(["serve", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    return said
 
 
 @pytest.mark.parametrize(
@@ -13,18 +30,79 @@ from specserve.cli import main
         (["--policy", "fixed:x"], "fixed"),
         (["--policy", "no-such-file.yaml"], "no-such-file.yaml"),
         (["no-such-model"], "no-such-model"),
+        (["no-such-model.gguf"], "no-such-model.gguf"),
         (["--draft", "no-such-draft"], "no-such-draft"),
         (["--proposers", "oracle"], "oracle"),
         (["--host", "0.0.0.0"], "0.0.0.0"),
+        (["--port", "70000"], "port"),
+        (["--config", "no-such-file.yaml"], "no-such-file.yaml"),
     ],
 )
 def test_a_wrong_argument_is_one_sentence_and_an_exit_code(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["serve", *arguments]) == 2
-    said = capsys.readouterr().err
+    assert words in refusal(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prot: 8001\n", "prot is no setting"),
+        ("port: high\n", "port"),
+        ("port: 70000\n", "70000"),
+        ("- port\n", "holds no settings"),
+        ("port: [\n", "is no YAML"),
+    ],
+)
+def test_a_wrong_line_in_the_settings_file_is_named_with_the_file(
+    text: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(text)
+    said = refusal(capsys, "--config", str(file))
     assert words in said
-    assert "Traceback" not in said
+    assert str(file) in said
+
+
+def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("port: 9000\npolicy: fixed:3\nproposers: [prompt_lookup]\nmax_running: 4\n")
+    got = settings("--config", str(file), "--port", "9001", "--threads", "1", "--prefill-tokens", "64")
+    assert got == ServiceSettings(
+        port=9001, policy="fixed:3", proposers=("prompt_lookup",), max_running=4, num_threads=1, prefill_tokens=64
+    )
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").touch()
+    assert settings("--config", str(tmp_path / "settings.yaml")) == ServiceSettings()
+
+
+def test_help_states_the_settings_own_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert settings() == ServiceSettings()
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    stated = dict(re.findall(r"--([a-z-]+) (?:(?!--)[^()])*\(default: ([^)]*)\)", text[text.index("options:") :]))
+    for flag, default in stated.items():
+        value = getattr(ServiceSettings(), {"threads": "num_threads"}.get(flag, flag.replace("-", "_")))
+        if value is not None:
+            assert default == (",".join(value) if isinstance(value, tuple) else str(value)), flag
+    assert {"port", "num-pages", "page-tokens", "max-running", "prefill-tokens", "threads"} <= set(stated)
+
+
+def test_a_model_that_is_not_served_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    AutoConfig.for_model("mamba").save_pretrained(tmp_path)
+    assert "mamba" in refusal(capsys, str(tmp_path), "--port", "0")
+    assert "mamba" in refusal(capsys, "--draft", str(tmp_path), "--port", "0")
+
+
+def test_other_processes_get_the_model_by_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    pinned = settings("model", "--draft", "./model").pinned()
+    assert (pinned.model, pinned.draft) == (str(tmp_path / "model"),) * 2
+    assert pinned.model_id == "model"
 
 
 def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,5 +110,4 @@ def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert main(["serve", "--port", str(port)]) == 2
-    assert str(port) in capsys.readouterr().err
+        assert str(port) in refusal(capsys, "--port", str(port))
