@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 namespace {
@@ -262,6 +263,28 @@ struct Tile {
   int64_t sequence, kv_head, first, count;
 };
 
+// outputs[r] = sum over the chunk's keys of their weight times their value, in order of position.
+template <class T, int R>
+void weighted_values(const Attention<T>& a, const Tile& tile, const int64_t* blocks, int64_t first_block,
+                     int64_t num_blocks, int64_t num_keys, const Scalar<T>* weights, Scalar<T>* outputs) {
+  using V = Vec<T>;
+  for (int64_t d = 0; d < a.dim; d += LANES) {
+    V acc[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) acc[r] = V{};
+    for (int64_t b = first_block; b < num_blocks; ++b) {
+      const T* values = a.v_blocks + (blocks[b] * a.kv_heads + tile.kv_head) * LANES * a.dim + d;
+      int64_t count = std::min<int64_t>(LANES, num_keys - b * LANES);
+      for (int64_t j = 0; j < count; ++j) {
+        V v = load(values + j * a.dim);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) acc[r] += weights[r * CHUNK + b * LANES + j] * v;
+      }
+    }
+    for (int r = 0; r < R; ++r) store(acc[r], outputs + r * a.dim + d);
+  }
+}
+
 // Partial softmax of one chunk: for each row its maximum, its sum and its unnormalised output.
 template <class T, int R>
 void chunk_partial(const Attention<T>& a, const Tile& tile, const Scalar<T>* q, const int64_t* position, int64_t chunk,
@@ -276,28 +299,36 @@ void chunk_partial(const Attention<T>& a, const Tile& tile, const Scalar<T>* q, 
   if (a.window) low = std::max<int64_t>(begin, *std::min_element(position, position + R) - a.window + 1);
   int64_t first_block = (low - begin) / LANES, num_blocks = (end - begin + LANES - 1) / LANES;
   const int64_t* blocks = a.blocks + a.block_starts[tile.sequence] + begin / LANES;
-  A best[R];
-  for (int r = 0; r < R; ++r) best[r] = lowest;
+  V tops[R];
+  for (int r = 0; r < R; ++r) tops[r] = V{} + lowest;
   for (int64_t b = first_block; b < num_blocks; ++b) {
     const T* keys = a.k_blocks + (blocks[b] * a.kv_heads + tile.kv_head) * a.dim * LANES;
     V acc[R];
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) acc[r] = V{};
     for (int64_t d = 0; d < a.dim; ++d) {
       V k = load(keys + d * LANES);
+#pragma GCC unroll 8
       for (int r = 0; r < R; ++r) acc[r] += q[r * a.dim + d] * k;
     }
+    int64_t here = begin + b * LANES;
     for (int r = 0; r < R; ++r) {
       V s = acc[r] * A(a.scale);
       if (a.softcap > 0) s = vtanh(V(s / A(a.softcap))) * A(a.softcap);
-      int64_t here = begin + b * LANES;
-      for (int lane = 0; lane < LANES; ++lane) {
-        int64_t key = here + lane;
-        bool seen = key <= position[r] && (!a.window || key > position[r] - a.window);
-        A value = seen ? s[lane] : lowest;
-        scores[r][b * LANES + lane] = value;
-        best[r] = value > best[r] ? value : best[r];
-      }
+      bool all_seen = here + LANES - 1 <= position[r] && (!a.window || here > position[r] - a.window);
+      if (!all_seen)
+        for (int lane = 0; lane < LANES; ++lane) {
+          int64_t key = here + lane;
+          if (key > position[r] || (a.window && key <= position[r] - a.window)) s[lane] = lowest;
+        }
+      store(s, &scores[r][b * LANES]);
+      tops[r] = s > tops[r] ? s : tops[r];
     }
+  }
+  A best[R];
+  for (int r = 0; r < R; ++r) {
+    best[r] = tops[r][0];
+    for (int lane = 1; lane < LANES; ++lane) best[r] = tops[r][lane] > best[r] ? tops[r][lane] : best[r];
   }
   for (int r = 0; r < R; ++r) {
     maxima[r] = best[r];
@@ -310,19 +341,7 @@ void chunk_partial(const Attention<T>& a, const Tile& tile, const Scalar<T>* q, 
     }
     sums[r] = best[r] == lowest ? A(0) : lane_sum(total);
   }
-  for (int64_t d = 0; d < a.dim; d += LANES) {
-    V acc[R];
-    for (int r = 0; r < R; ++r) acc[r] = V{};
-    for (int64_t b = first_block; b < num_blocks; ++b) {
-      const T* values = a.v_blocks + (blocks[b] * a.kv_heads + tile.kv_head) * LANES * a.dim + d;
-      int64_t count = std::min<int64_t>(LANES, end - begin - b * LANES);
-      for (int64_t j = 0; j < count; ++j) {
-        V v = load(values + j * a.dim);
-        for (int r = 0; r < R; ++r) acc[r] += scores[r][b * LANES + j] * v;
-      }
-    }
-    for (int r = 0; r < R; ++r) store(acc[r], outputs + r * a.dim + d);
-  }
+  weighted_values<T, R>(a, tile, blocks, first_block, num_blocks, end - begin, &scores[0][0], outputs);
 }
 
 template <class T> struct Partials {
@@ -467,6 +486,117 @@ template <class T> void attend(const Attention<T>& a) {
   }
 }
 
+// ---------------------------------------------------------------- matrix product
+
+constexpr int PANEL = 2 * LANES;  // output columns of one panel of weights
+constexpr int BLOCK_ROWS = 12;    // 24 accumulators, leaving registers for the weights
+constexpr int AHEAD = 4096;       // bytes to prefetch ahead: without it 1 to 9 rows took 1.1 to 2 times as long
+
+// y = x W^T + b over panels. Every output is one accumulator that runs through k in order, so no number of rows, blocks
+// or threads can change a bit of it. Products are float also for bf16 weights: two fused multiply-adds a cycle are
+// quicker than the processor's bf16 dot product where that starts every other cycle, and read the same memory.
+template <class T> struct Product {
+  const T* x;       // [rows, k]
+  const T* panels;  // [columns / 32, k, 32]; bf16: [columns / 32, k, 16, 2], column c beside column c + 16
+  const T* bias;    // [columns] or null
+  T* out;           // [rows, columns]
+  int64_t rows, columns, k;
+};
+
+template <class A, class V> inline void load_columns(const A* from, V& left, V& right) {
+  left = load(from);
+  right = load(from + LANES);
+}
+inline void load_columns(const bf16* from, FloatVec& left, FloatVec& right) {
+  FloatBits both, high, low;
+  std::memcpy(&both, from, sizeof both);
+  high = both & 0xFFFF0000u;
+  low = both << 16;
+  std::memcpy(&left, &low, sizeof left);
+  std::memcpy(&right, &high, sizeof right);
+}
+
+template <class T, class A> void finish(const Product<T>& p, int64_t panel, int64_t row, const A* sums) {
+  int64_t first = panel * PANEL, count = std::min<int64_t>(PANEL, p.columns - first);
+  T* out = p.out + row * p.columns + first;
+  if (p.bias) {
+    for (int64_t c = 0; c < count; ++c) narrow(sums[c] + widened(p.bias[first + c]), out[c]);
+  } else if (count == PANEL) {
+#pragma omp simd
+    for (int64_t c = 0; c < PANEL; ++c) narrow(sums[c], out[c]);
+  } else {
+    for (int64_t c = 0; c < count; ++c) narrow(sums[c], out[c]);
+  }
+}
+
+// `weights` is a panel as stored (T) or already widened (W = Scalar<T>).
+template <class T, class W, int R>
+void block_product(const Product<T>& p, const Scalar<T>* x, const W* weights, int64_t panel, int64_t row) {
+  Vec<T> sums[R][2];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = Vec<T>{};
+  const Scalar<T>* from = x + row * p.k;
+  for (int64_t k = 0; k < p.k; ++k) {
+    Vec<T> left, right;
+    __builtin_prefetch((const char*)(weights + k * PANEL) + AHEAD);
+    load_columns(weights + k * PANEL, left, right);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      sums[r][0] += from[r * p.k + k] * left;
+      sums[r][1] += from[r * p.k + k] * right;
+    }
+  }
+  for (int r = 0; r < R; ++r) finish(p, panel, row + r, (const Scalar<T>*)&sums[r][0]);
+}
+
+template <class T, class W, int R>
+void dispatch(const Product<T>& p, const Scalar<T>* x, const W* weights, int64_t panel, int64_t row, int64_t count) {
+  if constexpr (R > 0) {
+    if (count == R) block_product<T, W, R>(p, x, weights, panel, row);
+    else dispatch<T, W, R - 1>(p, x, weights, panel, row, count);
+  }
+}
+
+template <class T> void product(const Product<T>& p) {
+  using A = Scalar<T>;
+  constexpr bool narrow_storage = !std::is_same<T, A>::value;
+  int64_t panels = (p.columns + PANEL - 1) / PANEL;
+  int64_t blocks = (p.rows + BLOCK_ROWS - 1) / BLOCK_ROWS, height = (p.rows + blocks - 1) / blocks;
+  std::vector<A> wide;
+  const A* x;
+  if constexpr (narrow_storage) {
+    wide.resize(p.rows * p.k);
+#pragma omp parallel for simd schedule(static) if (p.rows * p.k > SMALL)
+    for (int64_t i = 0; i < p.rows * p.k; ++i) wide[i] = widened(p.x[i]);
+    x = wide.data();
+  } else {
+    x = p.x;
+  }
+  // Dynamic: the engine's own thread may hold a core for a moment, and then the others take its panels.
+  int64_t share = std::max<int64_t>(1, panels / 32);
+#pragma omp parallel if (panels * p.k * p.rows > SMALL)
+  {
+    std::vector<A> widened_panel(narrow_storage && blocks > 2 ? p.k * PANEL : 0);
+#pragma omp for schedule(dynamic, share)
+    for (int64_t panel = 0; panel < panels; ++panel) {
+      const T* stored = p.panels + panel * p.k * PANEL;
+      bool widen = !widened_panel.empty();
+      if (widen)
+        for (int64_t k = 0; k < p.k; ++k) {
+          Vec<T> left, right;
+          load_columns(stored + k * PANEL, left, right);
+          store(left, &widened_panel[k * PANEL]);
+          store(right, &widened_panel[k * PANEL + LANES]);
+        }
+      for (int64_t row = 0; row < p.rows; row += height) {
+        int64_t count = std::min<int64_t>(height, p.rows - row);
+        if (widen) dispatch<T, A, BLOCK_ROWS>(p, x, widened_panel.data(), panel, row, count);
+        else dispatch<T, T, BLOCK_ROWS>(p, x, stored, panel, row, count);
+      }
+    }
+  }
+}
+
 // ---------------------------------------------------------------- activation and argmax
 
 enum Activation { SILU = 0, GELU_TANH = 1 };
@@ -551,6 +681,11 @@ void specserve_attend(int dtype, const void* q, const void* k_blocks, const void
   FOR_DTYPE(dtype, attend(Attention<T>{(const T*)q, (const T*)k_blocks, (const T*)v_blocks, (T*)out, blocks,
                                        block_starts, row_starts, first_position, sequences, heads, kv_heads, dim,
                                        window, scale, softcap}))
+}
+
+void specserve_product(int dtype, const void* x, const void* panels, const void* bias, void* out, int64_t rows,
+                       int64_t columns, int64_t k) {
+  FOR_DTYPE(dtype, product(Product<T>{(const T*)x, (const T*)panels, (const T*)bias, (T*)out, rows, columns, k}))
 }
 
 void specserve_gated(int dtype, const void* gate_up, void* out, int64_t rows, int64_t width, int kind) {

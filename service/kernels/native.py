@@ -29,6 +29,7 @@ _SIGNATURES = {
     "specserve_add_norm": [_INT, *[_POINTER] * 5, _LONG, _LONG, _DOUBLE, _INT],
     "specserve_rope_write": [_INT, *[_POINTER] * 10, *[_LONG] * 5, _DOUBLE, _INT, _INT],
     "specserve_attend": [_INT, *[_POINTER] * 8, *[_LONG] * 5, _DOUBLE, _DOUBLE],
+    "specserve_product": [_INT, *[_POINTER] * 4, _LONG, _LONG, _LONG],
     "specserve_gated": [_INT, _POINTER, _POINTER, _LONG, _LONG, _INT],
     "specserve_argmax": [_INT, _POINTER, _POINTER, _LONG, _LONG],
 }
@@ -48,9 +49,7 @@ def library() -> ctypes.CDLL | None:
         loaded = ctypes.CDLL(str(_built(compiler)))
     except (OSError, subprocess.CalledProcessError) as error:
         detail = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
-        LOG.warning(
-            "the fused kernels could not be built, so the model runs several times slower: %s", detail
-        )
+        LOG.warning("the fused kernels could not be built, so the model runs several times slower: %s", detail)
         return None
     for name, arguments in _SIGNATURES.items():
         function = getattr(loaded, name)

@@ -1,0 +1,119 @@
+"""The fused layers against transformers' own modules, for every family that has them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Olmo2Config,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from specserve.service.kernels.native import library
+from specserve.service.messages import ScoreRow
+from specserve.service.models import LoadedModel, load_model
+from specserve.service.paged_model import PagedModel
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+WITH_HEADS = {**SMALL, "head_dim": 16}
+CONFIGS: dict[str, Any] = {
+    "llama": LlamaConfig(**WITH_HEADS),
+    "llama_scaled": LlamaConfig(
+        **WITH_HEADS,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "mistral": MistralConfig(**WITH_HEADS, sliding_window=20),
+    "qwen2": Qwen2Config(**{**SMALL, "hidden_size": 64}),
+    "qwen3": Qwen3Config(**WITH_HEADS),
+    "phi3": Phi3Config(**{**SMALL, "hidden_size": 64}),
+    "gemma2": Gemma2Config(**WITH_HEADS, sliding_window=20, query_pre_attn_scalar=16, attn_logit_softcapping=5.0),
+    "gemma3": Gemma3TextConfig(**WITH_HEADS, sliding_window=20, query_pre_attn_scalar=16),
+    "olmo2": Olmo2Config(**{**SMALL, "hidden_size": 64}),
+}
+
+
+def loaded(folder: Path, config: Any, dtype: torch.dtype) -> LoadedModel:
+    torch.manual_seed(3)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return load_model(folder, dtype)
+
+
+def rows(start: int, first: list[int], second: list[int]) -> list[ScoreRow]:
+    return [
+        ScoreRow("a", start, tuple(first), len(first), (3, 0, 5, 9)),
+        ScoreRow("b", start, tuple(second), 1, (1, 2, 7, 4)),
+    ]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_fused_layers_are_the_modules(name: str, tmp_path: Path) -> None:
+    model = loaded(tmp_path, CONFIGS[name], torch.float64)
+    fused, modules = PagedModel(model, 10, 16), PagedModel(model, 10, 16, fused=False)
+    assert fused.is_fused
+    assert not modules.is_fused
+    first, second = [5 * place % 290 + 3 for place in range(40)], [7 * place % 280 + 9 for place in range(33)]
+    layers = (0, 1, 3)
+    for batch in (rows(0, first, second), rows(40, [9, 8, 7], [6]), rows(38, [11, 12], [13, 14])):
+        mine, my_features = fused.forward_with_features(batch, layers)
+        theirs, their_features = modules.forward_with_features(batch, layers)
+        # The modules compute norms in float32 whatever the dtype.
+        assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+        for my, their in zip(my_features, their_features, strict=True):
+            assert torch.allclose(my, their, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_bf16_rows_are_the_same_bits_alone_and_together(name: str, tmp_path: Path) -> None:
+    model = PagedModel(loaded(tmp_path, CONFIGS[name], torch.bfloat16), 10, 16)
+    tokens = [5 * place % 290 + 3 for place in range(50)]
+    together = model.forward(rows(0, tokens, tokens[:33]))[:50]
+    one_by_one = [model.forward([ScoreRow("a", at, (token,), 1, (3, 0, 5, 9))]) for at, token in enumerate(tokens)]
+    assert torch.equal(torch.cat(one_by_one), together)
+
+
+def test_a_family_of_another_form_runs_through_its_modules(tmp_path: Path) -> None:
+    config = GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=2, n_positions=64)
+    assert not PagedModel(loaded(tmp_path, config, torch.float64), 8, 16).is_fused
+
+
+def test_a_page_that_is_no_whole_number_of_blocks_runs_through_the_modules(tmp_path: Path) -> None:
+    assert not PagedModel(loaded(tmp_path, CONFIGS["llama"], torch.float64), 16, 8).is_fused
+
+
+def test_layers_that_disagree_with_their_modules_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = loaded(tmp_path, CONFIGS["llama"], torch.float64)
+    monkeypatch.setitem(__import__("specserve.service.fused_trunk", fromlist=["x"]).NORM_MODES, "llama", 1)
+    assert not PagedModel(model, 8, 16).is_fused
+    assert "apart from the modules" in caplog.text
