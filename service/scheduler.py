@@ -140,13 +140,14 @@ class Scheduler:
         turns: list[Turn] = []
         filling: set[bytes] = set()
         num_prompt_tokens = 0
+        for running in self._running:
+            if not running.decoding:
+                self._adopt(running, self._known_pages(running))
         best = min((running.rank[0] for running in self._running if running.decoding), default=None)
         place = 0
         while place < len(self._running):
             running = self._running[place]
             place += 1
-            if not running.decoding:
-                self._adopt(running, self._known_pages(running))
             decoding = running.decoding
             end = running.committed_len
             if not decoding:
