@@ -100,12 +100,15 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP end the bench as Ctrl-C does, so that what it started is stopped."""
+    """Make SIGTERM and SIGHUP end the bench as Ctrl-C does, so that what it started is stopped.
+
+    Ctrl-C itself is caught too: a shell's background job ignores it, and so would whatever it starts.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    numbers = (signal.SIGTERM, signal.SIGHUP)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield

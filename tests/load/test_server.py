@@ -63,12 +63,24 @@ def test_one_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
         pass
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_end_the_bench_as_an_interrupt_does(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt), ended_by_signals():
         signal.raise_signal(number)
     assert signal.getsignal(number) is before
+
+
+@linux
+def test_one_started_while_interrupts_are_ignored_can_be_interrupted(serve_program: list[str]) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        port = free_port()
+        with ended_by_signals(), serving([*serve_program, str(port)], port) as found:
+            ignored = Path(f"/proc/{found.pid}/status").read_text().split("SigIgn:")[1].split()[0]
+        assert not int(ignored, 16) >> (signal.SIGINT - 1) & 1
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @linux
