@@ -35,18 +35,22 @@ def gumbel_rows(seeds: Sequence[int], positions: Sequence[int], vocab_size: int,
 
     A row depends on its own seed and position alone, and its first n numbers are those of a vocabulary of n.
     """
-    keys = [
-        _signed(_key(seed, position, salt << 8 | _GUMBEL_STREAM))
-        for seed, position in zip(seeds, positions, strict=True)
-    ]
+    keys = gumbel_keys(seeds, positions, salt)
     tokens = torch.arange(1, vocab_size + 1, dtype=torch.int64) * _signed(_GOLDEN)
-    bits = torch.tensor(keys, dtype=torch.int64)[:, None] + tokens
+    bits = keys[:, None] + tokens
     bits = (bits ^ _shifted(bits, 30)) * _signed(_FIRST)
     bits = (bits ^ _shifted(bits, 27)) * _signed(_SECOND)
     bits = bits ^ _shifted(bits, 31)
     # 52 bits and a half: exact in float64, hence strictly inside (0, 1).
     uniforms = (_shifted(bits, 12).double() + 0.5) * 2.0**-52
     return uniforms.log_().neg_().log_().neg_()
+
+
+def gumbel_keys(seeds: Sequence[int], positions: Sequence[int], salt: int = 0) -> torch.Tensor:
+    """Return the hash keys [rows] int64 that a row's noise is made of."""
+    pairs = zip(seeds, positions, strict=True)
+    keys = [_signed(_key(seed, position, salt << 8 | _GUMBEL_STREAM)) for seed, position in pairs]
+    return torch.tensor(keys, dtype=torch.int64)
 
 
 def uniform(seed: int, position: int, role: int) -> float:

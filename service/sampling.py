@@ -8,9 +8,14 @@ from .messages import Sampling
 
 
 def target_log_probs(logits: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
-    """Return normalised log-probabilities, -inf for removed tokens; row i is processed by `samplings[i]`.
+    """Return `target_scores` normalised to log-probabilities; greedy rows are plain log-probabilities."""
+    return target_scores(logits, samplings).log_softmax(-1)
 
-    Greedy rows are plain log-probabilities. At a tie on the top-p border the lower token ids stay.
+
+def target_scores(logits: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
+    """Return log-probabilities up to a constant a row, -inf for removed tokens; row i is processed by `samplings[i]`.
+
+    At a tie on the top-p border the lower token ids stay.
     Shapes: `logits` and result [rows, vocab]; the result is float64 for float64 logits, else float32.
     """
     assert logits.shape[0] == len(samplings)
@@ -30,7 +35,7 @@ def target_log_probs(logits: torch.Tensor, samplings: Sequence[Sampling]) -> tor
     if any(share > 0.0 for share in min_p):
         probs = scores.softmax(-1)
         scores = scores.masked_fill(probs < _column(min_p, scores) * probs.amax(-1, keepdim=True), -torch.inf)
-    return scores.log_softmax(-1)
+    return scores
 
 
 def _top_k(scores: torch.Tensor, num_kept: Sequence[int]) -> torch.Tensor:

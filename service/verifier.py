@@ -4,13 +4,14 @@ import time
 
 import torch
 
-from .acceptance import coupled_tokens, expand_support, ratio_test, walk_chain
+from .acceptance import expand_support, ratio_test, walk_chain
+from .coupled import gumbel_max
 from .kernels.native import argmax
 from .messages import Features, Sampling, TokenLogprob, Verdict, VerdictBatch, VerifyBatch, VerifyRow
 from .models import LoadedModel
-from .noise import Role, gumbel_rows, uniform
+from .noise import Role, uniform
 from .packed_linear import Head
-from .sampling import target_log_probs
+from .sampling import target_log_probs, target_scores
 from .target import unpack_features
 
 
@@ -74,10 +75,8 @@ def _target_tokens(logits: torch.Tensor, rows: tuple[VerifyRow, ...], spans: lis
         samplings.extend([row.sampling] * (end - start))
     if places:
         chosen = logits if len(places) == logits.shape[0] else logits[torch.tensor(places, device=logits.device)]
-        log_probs = target_log_probs(chosen, samplings)
-        noise = gumbel_rows(seeds, positions, logits.shape[-1])
-        for place, token in zip(places, coupled_tokens(log_probs, noise), strict=True):
-            tokens[place] = int(token)
+        for place, token in zip(places, gumbel_max(target_scores(chosen, samplings), seeds, positions), strict=True):
+            tokens[place] = token
     return tokens
 
 

@@ -649,6 +649,65 @@ template <class T> void argmax_rows(const T* logits, int64_t* out, int64_t rows,
   }
 }
 
+// ---------------------------------------------------------------- Gumbel-max
+
+inline uint64_t mixed(uint64_t state) {
+  state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9ull;
+  state = (state ^ state >> 27) * 0x94D049BB133111EBull;
+  return state ^ state >> 31;
+}
+
+// The lowest index of the largest score + Gumbel noise, noise being a hash of the row's key and the index (noise.py).
+// A token can only win if 1 - u < exp(score - best so far), as 1 - exp(-x) <= x: two logarithms are spent on few tokens.
+template <class T> void gumbel_argmax(const T* scores, const int64_t* keys, int64_t* out, int64_t rows, int64_t width) {
+  constexpr int64_t PART = 16384;
+  constexpr int64_t STRIP = 64;
+  int64_t parts = (width + PART - 1) / PART;
+  std::vector<int64_t> winners(rows * parts);
+  std::vector<double> values(rows * parts);
+#pragma omp parallel for schedule(dynamic, 1) if (rows * width > SMALL)
+  for (int64_t job = 0; job < rows * parts; ++job) {
+    const T* row = scores + job / parts * width;
+    int64_t begin = job % parts * PART, end = std::min(width, begin + PART);
+    uint64_t key = uint64_t(keys[job / parts]);
+    double best = -std::numeric_limits<double>::infinity();
+    int64_t winner = begin;
+    uint64_t bits[STRIP];
+    float rest[STRIP], gap[STRIP];
+    for (int64_t first = begin; first < end; first += STRIP) {
+      int64_t count = std::min(STRIP, end - first);
+#pragma omp simd
+      for (int64_t i = 0; i < count; ++i) bits[i] = mixed(key + uint64_t(first + i + 1) * 0x9E3779B97F4A7C15ull) >> 12;
+#pragma omp simd
+      for (int64_t i = 0; i < count; ++i) {
+        rest[i] = float(1.0 - (double(bits[i]) + 0.5) * 0x1p-52);
+        gap[i] = float(row[first + i] - best);
+      }
+      for (int64_t i = count; i < STRIP; ++i) gap[i] = rest[i] = 1;
+      for (int64_t i = 0; i < STRIP; i += LANES) {
+        FloatVec chance = vexp(load(gap + i) + 1e-3f);  // the margin covers the rounding of gap, rest and vexp
+        FloatInts open = load(rest + i) <= chance;
+        for (int64_t lane = i; lane < std::min<int64_t>(count, i + LANES); ++lane) {
+          if (!open[lane - i]) continue;
+          double value = row[first + lane] - std::log(-std::log((double(bits[lane]) + 0.5) * 0x1p-52));
+          if (value > best) {
+            best = value;
+            winner = first + lane;
+          }
+        }
+      }
+    }
+    winners[job] = winner;
+    values[job] = best;
+  }
+  for (int64_t row = 0; row < rows; ++row) {
+    int64_t at = row * parts;
+    for (int64_t p = 1; p < parts; ++p)
+      if (values[row * parts + p] > values[at]) at = row * parts + p;
+    out[row] = winners[at];
+  }
+}
+
 }  // namespace
 
 #define FOR_DTYPE(dtype, BODY)                 \
@@ -690,6 +749,12 @@ void specserve_product(int dtype, const void* x, const void* panels, const void*
 
 void specserve_gated(int dtype, const void* gate_up, void* out, int64_t rows, int64_t width, int kind) {
   FOR_DTYPE(dtype, gated((const T*)gate_up, (T*)out, rows, width, kind))
+}
+
+void specserve_gumbel_argmax(int dtype, const void* scores, const int64_t* keys, int64_t* out, int64_t rows,
+                             int64_t width) {
+  if (dtype == 1) gumbel_argmax((const float*)scores, keys, out, rows, width);
+  if (dtype == 2) gumbel_argmax((const double*)scores, keys, out, rows, width);
 }
 
 void specserve_argmax(int dtype, const void* logits, int64_t* out, int64_t rows, int64_t width) {

@@ -31,6 +31,7 @@ _SIGNATURES = {
     "specserve_attend": [_INT, *[_POINTER] * 8, *[_LONG] * 5, _DOUBLE, _DOUBLE],
     "specserve_product": [_INT, *[_POINTER] * 4, _LONG, _LONG, _LONG],
     "specserve_gated": [_INT, _POINTER, _POINTER, _LONG, _LONG, _INT],
+    "specserve_gumbel_argmax": [_INT, _POINTER, _POINTER, _POINTER, _LONG, _LONG],
     "specserve_argmax": [_INT, _POINTER, _POINTER, _LONG, _LONG],
 }
 

@@ -5,16 +5,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ..acceptance import coupled_tokens, inverse_cdf
+from ..acceptance import inverse_cdf
+from ..coupled import gumbel_max
 from ..errors import ModelUnsupportedError
 from ..kernels.native import argmax
 from ..messages import Draft, DraftBatch, ProposeBatch, ProposeRow, ScoreRow
 from ..models import LoadedModel
-from ..noise import Role, gumbel_rows, uniform
+from ..noise import Role, uniform
 from ..packed_linear import Head
 from ..paged_model import PagedModel
 from ..pages import OutOfPagesError, PageAllocator
-from ..sampling import target_log_probs
+from ..sampling import target_scores
 from .held import common_prefix, updated_tokens
 
 SUPPORT_TOKENS = 64
@@ -106,15 +107,14 @@ class DraftModelProposer:
         """Replace `best` of the sampled rows: coupled rows share the target's noise, the others draw their own."""
         samplings = [chains[index].row.sampling for index in sampled]
         positions = [chains[index].row.committed_len + len(chains[index].token_ids) for index in sampled]
-        log_probs = target_log_probs(logits[torch.tensor(sampled)], samplings)
-        noise = gumbel_rows([sampling.seed for sampling in samplings], positions, logits.shape[-1])
-        coupled = [int(token) for token in coupled_tokens(log_probs, noise)]
+        scores = target_scores(logits[torch.tensor(sampled)], samplings)
+        coupled = gumbel_max(scores, [sampling.seed for sampling in samplings], positions)
         for place, index in enumerate(sampled):
             sampling = samplings[place]
             if sampling.acceptance == "coupled":
                 best[index] = coupled[place]
                 continue
-            probs, ids = log_probs[place].exp().topk(min(SUPPORT_TOKENS, logits.shape[-1]))
+            probs, ids = scores[place].softmax(-1).topk(min(SUPPORT_TOKENS, logits.shape[-1]))
             probs = (probs / probs.sum()).float()
             chosen = inverse_cdf(probs.double(), uniform(sampling.seed, positions[place], Role.DRAFT))
             best[index] = int(ids[chosen])

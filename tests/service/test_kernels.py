@@ -8,7 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specserve.service.acceptance import coupled_tokens
+from specserve.service.coupled import gumbel_max
 from specserve.service.kernels.native import BLOCK_SLOTS, DTYPES, argmax, library
+from specserve.service.noise import gumbel_rows
 from specserve.service.packed_linear import PackedLinear
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
@@ -162,3 +165,15 @@ def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype) -> None:
         seen.append((torch.cat(attend(pages, queries, [894, 100])), linear(x)))
     torch.set_num_threads(before)
     assert all(torch.equal(a, seen[0][0]) and torch.equal(p, seen[0][1]) for a, p in seen)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("spread", [0.0, 1.0, 30.0])
+def test_gumbel_max_is_the_argmax_of_the_noise_laid_out_whole(dtype: torch.dtype, spread: float) -> None:
+    torch.manual_seed(5)
+    scores = (torch.randn(40, 40_000) * spread).to(dtype)
+    scores[3, 100:] = float("-inf")
+    scores[4] = float("-inf")
+    scores[4, 777] = -3.0
+    seeds, positions = list(range(40)), list(range(100, 140))
+    assert gumbel_max(scores, seeds, positions) == coupled_tokens(scores, gumbel_rows(seeds, positions, 40_000))
