@@ -16,7 +16,7 @@ from specserve.service.errors import ChannelError
 from specserve.service.models import read_shape
 
 from . import current
-from .actors import QUIET_OPENMP, ProposerDeployment, TargetActor, VerifierActor
+from .actors import BRIEF_OPENMP, QUIET_OPENMP, ProposerDeployment, TargetActor, VerifierActor
 from .api.app import build_api
 from .api.backend import Backend
 from .backend import EngineBackend
@@ -124,7 +124,7 @@ def _in_bundle(actor_class: Any, bundle: int) -> Any:
     """Return `actor_class` bound to a bundle of the replica's own placement group."""
     strategy = PlacementGroupSchedulingStrategy(get_current_placement_group(), placement_group_bundle_index=bundle)
     return actor_class.options(
-        num_cpus=1, scheduling_strategy=strategy, runtime_env={"env_vars": QUIET_OPENMP}, max_restarts=-1
+        num_cpus=1, scheduling_strategy=strategy, runtime_env={"env_vars": BRIEF_OPENMP}, max_restarts=-1
     )
 
 
