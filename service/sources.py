@@ -99,7 +99,8 @@ def _downloaded(source: ModelSource) -> Path:
             source.location, revision=source.revision, allow_patterns=HUB_FILES, ignore_patterns=HUB_IGNORED
         )
     except (OSError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0]
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = next((line for line in lines if not line[0].isdigit()), "no reason given")  # not "404 Client Error"
         raise ModelUnsupportedError(f"{source} is no folder here, and the hub does not give it: {reason}") from error
     return Path(folder)
 
