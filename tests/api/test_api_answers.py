@@ -57,7 +57,7 @@ async def test_every_field_reaches_the_backend(client: httpx.AsyncClient, backen
     fields = {
         "max_tokens": 9, "max_completion_tokens": 8, "min_tokens": 2, "temperature": 0, "top_p": 0.5, "top_k": 3,
         "min_p": 0.25, "seed": -1, "stop": "x", "stop_token_ids": [7], "ignore_eos": True, "logprobs": 2,
-        "service_tier": "fast", "prompt": [1, 2, 3],
+        "service_tier": "fast", "prompt": [1, 2, 3], "priority": -3, "cache_salt": "tenant",
         "speculation": {"mode": "on", "max_draft_tokens": 4, "proposer": "ngram", "acceptance": "rejection"},
     }  # fmt: skip
     assert (await client.post("/v1/completions", json=TEXT | fields)).status_code == 200
@@ -66,6 +66,7 @@ async def test_every_field_reaches_the_backend(client: httpx.AsyncClient, backen
     assert (request.max_tokens, request.min_tokens, request.prompt_token_ids) == (8, 2, (1, 2, 3))
     assert (request.stop, request.stop_token_ids, request.ignore_eos, request.num_logprobs) == (("x",), (7,), True, 2)
     assert (request.tier, request.mode, request.max_draft_tokens, request.proposer) == ("priority", "on", 4, "ngram")
+    assert (request.priority, request.cache_salt) == (-3, "tenant")
     assert sampling.greedy
     assert (sampling.top_k, sampling.top_p, sampling.min_p) == (3, 0.5, 0.25)
     assert sampling.seed == 2**63 - 1
@@ -79,6 +80,7 @@ async def test_defaults_are_openais_and_the_seed_is_fresh(client: httpx.AsyncCli
     first, second = backend.submitted
     assert first.max_tokens == 16
     assert first.tier == "default"
+    assert (first.priority, first.cache_salt) == (0, "")
     assert first.mode == "auto"
     assert not first.sampling.greedy
     assert first.sampling.temperature == 1.0

@@ -21,6 +21,7 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"include_usage": "x"}}, "stream_options.include_usage"),
+    ({"priority": "high"}, "priority"), ({"cache_salt": ""}, "cache_salt"), ({"cache_salt": 5}, "cache_salt"),
     ({"speculation": {"mode": "fast"}}, "speculation.mode"), ({"speculation": {"gamma": 1}}, "speculation.gamma"),
     ({"speculation": {"max_draft_tokens": 65}}, "speculation.max_draft_tokens"),
     ({"speculation": {"acceptance": "block"}}, "speculation.acceptance"),

@@ -199,6 +199,13 @@ def test_of_requests_with_the_same_prompt_one_computes_it() -> None:
     assert play_round(book) == {"r0": (13, 14), "r1": (12, 13), "r2": (12, 13), "r3": (12, 13)}
 
 
+def test_nobody_waits_for_a_page_that_could_not_be_shared() -> None:
+    book = scheduler(prefill_tokens=64)
+    for index in range(2):
+        book.add(request(f"r{index}", PAGE))
+    assert play_round(book) == {"r0": (0, PAGE), "r1": (0, PAGE)}
+
+
 def test_without_prefix_caching_nothing_is_shared() -> None:
     book = scheduler(prefill_tokens=64, prefix_caching=False)
     for index in range(2):
@@ -232,6 +239,11 @@ def test_lost_kv_is_found_nowhere_and_every_page_is_free() -> None:
     book.add(request("new", 13))
     book.admit(0.0)
     assert all(running.kv_len == 0 and running.table == [] for running in book.everyone())
+    play_round(book)
+    play_round(book)
+    new = book.find("new")
+    assert new is not None
+    assert new.num_cached_tokens == 12
 
 
 def test_ten_thousand_random_rounds_keep_the_books() -> None:
