@@ -67,7 +67,7 @@ class EngineDeployment:
             self._link.start()
             await asyncio.wait_for(self._link.wait_connected(), 120)
             ports["draft"] = RemoteProposerPort("draft", self._link)
-        config = engine_config(parsed, read_shape(parsed.model_dir))
+        config = engine_config(parsed, read_shape(parsed.model_source))
         self._backend: EngineBackend = cell_backend(parsed, config, self._round_port, ports, self._planner)
         await self._backend.start()
         current.install(self._backend)
@@ -143,7 +143,7 @@ def build_app(settings: ServiceSettings, secret: bytes) -> serve.Application:
     )
     proposer = None
     if "draft" in settings.usable_proposers:
-        vocab_size = read_shape(settings.model_dir).vocab_size
+        vocab_size = read_shape(settings.model_source).vocab_size
         proposer = ProposerDeployment.bind(  # type: ignore[attr-defined]
             plain, vocab_size, secret
         )

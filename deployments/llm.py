@@ -74,7 +74,7 @@ class LLM:
         requests = [
             GenerationRequest(
                 request_id=f"llm-{uuid.uuid4().hex}",
-                prompt_token_ids=tuple(self.backend.tokenizer(prompt, add_special_tokens=False)["input_ids"]),
+                prompt_token_ids=tuple(self.backend.tokenizer(prompt)["input_ids"]),
                 sampling=chosen,
                 max_tokens=max_tokens,
                 mode=mode,

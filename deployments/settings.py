@@ -49,11 +49,6 @@ class ServiceSettings(BaseModel):
         return parse_source(str(embedded_dir("draft"))) if self.model is None else None
 
     @property
-    def model_dir(self) -> ModelSource:
-        """`model_source` under its former name."""
-        return self.model_source
-
-    @property
     def model_id(self) -> str:
         """The name clients use."""
         return "specserve-embedded" if self.model is None else self.model_source.name

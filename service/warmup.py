@@ -10,7 +10,8 @@ from .ports import Planner, ProposerPort, RoundCost, RoundPort
 
 WARM_UP_ID = "warm-up"
 TOKENS_PER_ROW = (1, 2, 3, 5, 9)
-BATCH_SIZES = (1, 4)
+BATCH_SIZES = (1, 4, 16)
+DRAFT_LENGTHS = (1, 4, 8)
 REPEATS = 3
 WARM_UP_TIMEOUT_S = 20.0
 
@@ -24,6 +25,8 @@ class WarmUpLimits(Protocol):
     def num_pages(self) -> int: ...
     @property
     def vocab_size(self) -> int: ...
+    @property
+    def max_running(self) -> int: ...
 
 
 async def warm_up(
@@ -33,7 +36,8 @@ async def warm_up(
 
     Runs before any request exists, so it may write to any KV page.
     """
-    for batch_size in BATCH_SIZES:
+    batch_sizes = [size for size in BATCH_SIZES if size <= limits.max_running]
+    for batch_size in batch_sizes:
         if batch_size * -(-16 // limits.page_tokens) > limits.num_pages:
             continue
         for num_tokens in TOKENS_PER_ROW:
@@ -42,7 +46,7 @@ async def warm_up(
                 if repeat:
                     planner.learn((), RoundCost(batch_size, batch_size * num_tokens, score_ms, ()))
     for port in proposers.values():
-        for gamma in (1, 4, 8):
+        for gamma in DRAFT_LENGTHS:
             for repeat in range(REPEATS):
                 spent = await _timed_draft(port, gamma)
                 if repeat and spent is not None:
