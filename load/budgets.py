@@ -54,7 +54,7 @@ def doubts(cells: Sequence[Cell], rivals: Sequence[RivalCell]) -> list[str]:
     if busy:
         found.append(
             f"In {len(busy)} of {len(others)} cells other processes used the machine, up to {max(busy):.2f} cores: "
-            "measure again when it is quiet."
+            "measure again when it is quiet" + (", above all the ratios to transformers." if rivals else ".")
         )
     client = max((cell.figures.client_cpu_share for cell in cells), default=0.0)
     if client > BUSY_CLIENT:
