@@ -63,6 +63,8 @@ def engine_config(settings: ServiceSettings, shape: ModelShape) -> EngineConfig:
         page_tokens=settings.page_tokens,
         max_running=settings.max_running,
         prefill_tokens=settings.prefill_tokens,
+        prefill_tokens_busy=settings.prefill_tokens_busy,
+        prefix_caching=settings.prefix_caching,
     )
 
 

@@ -33,7 +33,9 @@ class ServiceSettings(BaseModel):
     num_pages: int = Field(2048, ge=8)
     page_tokens: int = Field(16, ge=1)
     max_running: int = Field(32, ge=1, description="Requests that take part in a round.")
-    prefill_tokens: int = Field(512, ge=1, description="Prompt tokens that a round takes in.")
+    prefill_tokens: int = Field(512, ge=1, description="Prompt tokens that a round takes in when nobody decodes.")
+    prefill_tokens_busy: int = Field(128, ge=1, description="Prompt tokens that a round takes in beside decoding ones.")
+    prefix_caching: bool = Field(True, description="Keep the KV of whole pages of prompts for requests that repeat them.")
     num_threads: int = Field(2, ge=1, description="Threads of the target's forward.")
 
     @property

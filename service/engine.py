@@ -183,6 +183,7 @@ class Engine:
         rows = tuple(self._scheduler.row(turn, drafts.get(turn.running.request.request_id)) for turn in turns)
         sampled = [turn.running for turn in turns if turn.sampled]
         verify = VerifyBatch(number, tuple(r.verify_row(drafts.get(r.request.request_id)) for r in sampled))
+        num_prefill_tokens = sum(turn.end - turn.running.kv_len for turn in turns if not turn.decoding)
         scoring = time.perf_counter()
         try:
             verdicts = await self._round_port.run_round(ScoreBatch(number, rows), verify)
@@ -197,7 +198,7 @@ class Engine:
         by_id = {verdict.request_id: verdict for verdict in verdicts.verdicts}
         outcomes = self._commit_all(sampled, by_id, decisions, drafts)
         num_tokens = sum(len(row.token_ids) for row in rows)
-        self._planner.learn(outcomes, RoundCost(len(rows), num_tokens, score_ms, propose_ms))
+        self._planner.learn(outcomes, RoundCost(len(rows), num_tokens, score_ms, propose_ms, num_prefill_tokens))
 
     async def _recover(self, turns: list[Turn], error: RoundLostError) -> None:
         """Wait for the parts of a lost round. Nothing was committed, so the next round simply does it again."""

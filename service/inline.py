@@ -28,6 +28,8 @@ class InlineRoundPort:
 
     def _run(self, score: ScoreBatch, verify: VerifyBatch) -> VerdictBatch:
         features = self._target.score(score)
+        if not verify.rows:
+            return VerdictBatch(verify.round, (), 0.0)
         return self._verifier.verify(features, verify)
 
 

@@ -91,12 +91,16 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class RoundCost:
-    """Measured milliseconds of one round: `propose_ms` per proposer called, `score_ms` for target and verifier."""
+    """Measured milliseconds of one round: `propose_ms` per proposer called, `score_ms` for target and verifier.
+
+    `num_tokens` counts all tokens of the forward, `num_prefill_tokens` those of prompts among them.
+    """
 
     num_requests: int
     num_tokens: int
     score_ms: float
     propose_ms: tuple[tuple[str, int, float], ...]
+    num_prefill_tokens: int = 0
 
 
 class Planner(Protocol):

@@ -117,7 +117,8 @@ def _serve(parser: Parser) -> None:
         "num-pages": "KV pages (default: 2048)",
         "page-tokens": "tokens of a KV page (default: 16)",
         "max-running": "requests that take part in a round (default: 32)",
-        "prefill-tokens": "prompt tokens that a round takes in (default: 512)",
+        "prefill-tokens": "prompt tokens that a round takes in when nobody decodes (default: 512)",
+        "prefill-tokens-busy": "prompt tokens that a round takes in beside decoding ones (default: 128)",
     }
     for name, text in numbers.items():
         parser.add_argument(f"--{name}", type=_positive, metavar="N", help=text)

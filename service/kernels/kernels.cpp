@@ -558,6 +558,7 @@ void dispatch(const Product<T>& p, const Scalar<T>* x, const W* weights, int64_t
 }
 
 template <class T> void product(const Product<T>& p) {
+  if (p.rows == 0) return;
   using A = Scalar<T>;
   constexpr bool narrow_storage = !std::is_same<T, A>::value;
   int64_t panels = (p.columns + PANEL - 1) / PANEL;

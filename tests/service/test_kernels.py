@@ -43,6 +43,11 @@ def test_a_products_rows_do_not_depend_on_their_number(dtype: torch.dtype) -> No
 
 
 @DTYPE_PARAMS
+def test_a_product_of_no_rows_is_empty(dtype: torch.dtype) -> None:
+    assert PackedLinear(torch.randn(40, 16).to(dtype))(torch.empty(0, 16, dtype=dtype)).shape == (0, 40)
+
+
+@DTYPE_PARAMS
 def test_argmax_is_the_lowest_of_the_largest(dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     logits = torch.randint(-5, 5, (4, 20_000)).to(dtype)
