@@ -1,6 +1,7 @@
 """What a bench run does, from its command line; wrong wishes are refused before anything is started."""
 
 import argparse
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,11 +71,11 @@ def plan_from(args: argparse.Namespace) -> Plan:
 
 
 def _check_files(plan: Plan) -> None:
-    """Make the report's folder and touch the JSON file, so that a long run does not end at a wrong path."""
+    """Make the report's folder and look where the JSON goes, so that a long run does not end at a wrong path."""
     try:
         if plan.report_dir is not None:
             plan.report_dir.mkdir(parents=True, exist_ok=True)
-        if plan.json_path is not None:
-            plan.json_path.touch()
     except OSError as error:
-        raise LoadError(f"The results cannot be written: {error}.") from error
+        raise LoadError(f"The report cannot be written: {error}.") from error
+    if plan.json_path is not None and (plan.json_path.is_dir() or not os.access(plan.json_path.parent, os.W_OK)):
+        raise LoadError(f"The results cannot be written to {str(plan.json_path)!r}.")

@@ -61,19 +61,14 @@ def table(run: Run) -> str:
     """Return the cells as a markdown table, transformers' after ours of the same workload and concurrency."""
     head = (
         "workload", "concurrency", "mode", "tokens/s", "tokens/round", "draft efficiency", "TTFT p50 ms", "ITL p50 ms",
-        "TPOT p50 ms", "RSS MB", "differing", "ratio_to_plain", "ratio_to_best_fixed", "ratio_to_transformers",
+        "TPOT p50 ms", "RSS MB", "others' cores", "differing", "ratio_to_plain", "ratio_to_best_fixed", "ratio_to_transformers",
     )  # fmt: skip
     rows: list[tuple[str, ...]] = []
     for place, cell in enumerate(run.cells):
         rows.append(_row(cell))
         here = (cell.workload, cell.concurrency)
         if place + 1 == len(run.cells) or (run.cells[place + 1].workload, run.cells[place + 1].concurrency) != here:
-            rows += [
-                (one.workload, str(one.concurrency), f"transformers {one.setting}", _shown(one.tokens_per_s, 1))
-                + ("-",) * (len(head) - 4)
-                for one in run.rivals
-                if (one.workload, one.concurrency) == here
-            ]
+            rows += [_rival_row(one, len(head)) for one in run.rivals if (one.workload, one.concurrency) == here]
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, tuple("---" for _ in head), *rows))
 
 
@@ -89,11 +84,18 @@ def _row(cell: Cell) -> tuple[str, ...]:
         _shown(cell.figures.itl_ms_p50, 2),
         _shown(cell.figures.tpot_ms_p50, 2),
         _shown(cell.figures.rss_mb, 0),
+        _shown(cell.figures.others_cpu_share, 2),
         "-" if cell.differing is None else str(cell.differing),
         _shown(cell.ratios.to_plain, 3),
         _shown(cell.ratios.to_best_fixed, 3),
         _shown(cell.ratios.to_transformers, 3),
     )
+
+
+def _rival_row(one: RivalCell, num_columns: int) -> tuple[str, ...]:
+    known = (one.workload, str(one.concurrency), f"transformers {one.setting}", _shown(one.tokens_per_s, 1))
+    busy = (*("-",) * 6, _shown(one.others_cpu_share, 2))
+    return (*known, *busy, *("-",) * (num_columns - len(known) - len(busy)))
 
 
 def _shown(value: float | None, digits: int) -> str:
@@ -139,6 +141,7 @@ MEANINGS = """\
 Tokens per second are output tokens over wall time, prompt processing included: at concurrency 1 over the requests' own
 times, above it over the whole pass. TTFT is the time to the first text. ITL is the gap between two chunks, each of
 which carries all tokens of a round, so it grows with speculation; TPOT is the time a token after the first.
-Draft efficiency is accepted over drafted tokens. Differing counts requests whose greedy text is not plain's.
+Draft efficiency is accepted over drafted tokens. Others' cores are what processes that have nothing to do with the bench
+used meanwhile: figures with more than a few hundredths there say little. Differing counts requests whose greedy text is not plain's.
 `ratio_to_transformers` compares plain decoding with transformers' plain `generate`, batched to the same concurrency,
 and the other modes with its fastest setting at that concurrency."""

@@ -128,10 +128,12 @@ def test_a_server_that_dies_is_reported_and_leaves_nothing(
 
 
 def test_a_server_that_never_gets_ready_is_reported(
-    stand_ins: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    stand_ins: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     stand_ins["serve"] = ["sh", "-c", "echo no such model >&2; exit 2"]
-    assert main(QUICK) == 2
+    path = tmp_path / "bench.json"
+    assert main([*QUICK, "--json", str(path)]) == 2
+    assert not path.exists()
     said = capsys.readouterr().err
     assert "exit code 2 before it was ready" in said
     assert "no such model" in said

@@ -23,7 +23,7 @@ def _run(concurrency: tuple[int, ...] = (1, 4)) -> Run:
             for mode, speed in speeds.items():
                 one = figures(Pass((Sample((0.1, 0.2), 0.3, int(speed), 4, 8),), 1.0))
                 cells.append(Cell(workload, level, mode, one, found[mode], 8, 0))
-    rivals = [RivalCell("mixed", level, "plain", 5.0 * level) for level in concurrency]
+    rivals = [RivalCell("mixed", level, "plain", 5.0 * level, 0.7) for level in concurrency]
     facts = ServerFacts("tiny", 4096, "0.1.0", "bfloat16", "inline")
     return Run(Plan(url="http://host:1"), facts, cells, rivals, {"transformers": "5.24"}, "2026-01-01T00:00:00+00:00")
 
@@ -33,6 +33,8 @@ def test_transformers_rows_follow_ours_of_the_same_cell() -> None:
     assert len(rows) == 2 + 12 + 2
     assert [row.split("|")[3].strip() for row in rows[8:12]] == ["plain", "fixed:2", "adaptive", "transformers plain"]
     assert len({row.count("|") for row in rows}) == 1
+    busy = rows[0].split("|").index(" others' cores ")
+    assert (rows[10].split("|")[busy], rows[11].split("|")[busy]) == (" - ", " 0.70 ")
 
 
 def test_the_page_says_what_was_run_on_what() -> None:
