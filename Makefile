@@ -7,7 +7,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # Which tests `test` and `wheel-test` run; all by default.
 TESTS ?=
 
-.PHONY: install run test lint types links wheel-test clean
+.PHONY: install run test gpu-check lint types links wheel-test clean
 
 install: $(STAMP)
 
@@ -22,6 +22,10 @@ run: install
 
 test: install
 	$(BIN)/python -m pytest $(TESTS)
+
+# Only where there is a GPU; elsewhere every test of it is skipped, with that reason.
+gpu-check: install
+	$(BIN)/python -m pytest -rs -m gpu tests/gpu
 
 lint: links
 	$(BIN)/ruff check .

@@ -51,7 +51,7 @@ class TargetActor:
     def __init__(self, settings: dict[str, Any], secret: bytes) -> None:
         parsed = ServiceSettings.model_validate(settings)
         torch.set_num_threads(parsed.num_threads)
-        model = load_model(parsed.model_source, resolve_dtype(parsed.dtype))
+        model = load_model(parsed.model_source, resolve_dtype(parsed.dtype), parsed.device)
         self._listening = _Listening(TargetHost(Target(model, parsed.num_pages, parsed.page_tokens), secret))
 
     async def address(self) -> Address:
@@ -70,7 +70,7 @@ class VerifierActor:
     def __init__(self, settings: dict[str, Any], secret: bytes) -> None:
         parsed = ServiceSettings.model_validate(settings)
         torch.set_num_threads(parsed.num_threads)
-        model = load_model(parsed.model_source, resolve_dtype(parsed.dtype))
+        model = load_model(parsed.model_source, resolve_dtype(parsed.dtype), parsed.device)
         self._listening = _Listening(VerifierHost(Verifier(model), secret))
 
     async def address(self) -> Address:

@@ -25,7 +25,7 @@ def inline_backend(settings: ServiceSettings) -> EngineBackend:
     """Return a backend whose every part lives in this process; its engine is not started yet."""
     torch.set_num_threads(settings.num_threads)
     dtype = resolve_dtype(settings.dtype)
-    model = load_model(settings.model_source, dtype)
+    model = load_model(settings.model_source, dtype, settings.device)
     executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
     target = Target(model, settings.num_pages, settings.page_tokens)
     ports = local_proposer_ports(settings)
@@ -48,7 +48,7 @@ def local_proposer_ports(settings: ServiceSettings) -> dict[str, ProposerPort]:
 def draft_proposer(settings: ServiceSettings, vocab_size: int, dtype: torch.dtype) -> DraftModelProposer:
     """Return the draft-model proposer, with as many KV pages as the target has."""
     assert settings.draft_source is not None
-    draft = load_model(settings.draft_source, dtype)
+    draft = load_model(settings.draft_source, dtype, settings.device)
     return DraftModelProposer(draft, vocab_size, settings.num_pages, settings.page_tokens)
 
 

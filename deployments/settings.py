@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specserve.policies.document import Policy, policy_from_dict, simple_policy
 from specserve.service.errors import BadRequestError
-from specserve.service.models import DtypeName, embedded_dir
+from specserve.service.models import DeviceName, DtypeName, embedded_dir
 from specserve.service.sources import ModelSource, parse_source, pinned
 
 ProposerName = Literal["draft", "prompt_lookup"]
@@ -35,7 +35,8 @@ class ServiceSettings(BaseModel):
     max_running: int = Field(32, ge=1, description="Requests that take part in a round.")
     prefill_tokens: int = Field(512, ge=1, description="Prompt tokens that a round takes in when nobody decodes.")
     prefill_tokens_busy: int = Field(128, ge=1, description="Prompt tokens that a round takes in beside decoding ones.")
-    prefix_caching: bool = Field(True, description="Keep the KV of whole pages of prompts for requests that repeat them.")
+    prefix_caching: bool = Field(True, description="Keep the KV of whole prompt pages for those who repeat them.")
+    device: DeviceName = Field("auto", description="auto is the GPU where there is one.")
     num_threads: int = Field(2, ge=1, description="Threads of the target's forward.")
 
     @property

@@ -27,13 +27,29 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Where a packed batch reads and writes. `keys[layer]`, `values[layer]`: [slots, kv_heads, head_dim]."""
+    """Where a packed batch reads and writes. `keys[layer]`, `values[layer]`: [slots, kv_heads, head_dim].
+
+    `padded`: attend to all sequences in one call, padded to the longest, as a GPU likes it; else one after the other.
+    """
 
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
     write_slots: torch.Tensor
     sequences: tuple[Sequence, ...]
+    padded: bool = False
     masks: dict[tuple[int, int | None, int], torch.Tensor | None] = field(default_factory=dict)
+    padding: dict[int | None, "Padding"] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """A packed batch as a rectangle. Shapes: `rows` [sequences, longest rows] into the packed rows, `slots`
+    [sequences, longest context], `allowed` [sequences, 1, longest rows, longest context], `real` as `rows`, bool."""
+
+    rows: torch.Tensor
+    slots: torch.Tensor
+    allowed: torch.Tensor
+    real: torch.Tensor
 
 
 def register_attention() -> None:
@@ -66,6 +82,8 @@ def paged_attention(
     num_heads, total, head_dim = query.shape[1:]
     kv_heads = keys.shape[1]
     group = num_heads // kv_heads
+    if layout.padded and softcap is None:
+        return _padded_attention(layout, query, keys, values, scaling, sliding_window), None
     output = query.new_empty(total, num_heads, head_dim)
     for sequence in layout.sequences:
         rows = sequence.end - sequence.start
@@ -102,3 +120,46 @@ def _mask(layout: PackedLayout, sequence: Sequence, window: int | None, group: i
                 allowed &= key_positions > query_positions - window
             layout.masks[key] = allowed.repeat(group, 1).to(sequence.slots.device)
     return layout.masks[key]
+
+
+def _padded_attention(
+    layout: PackedLayout,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    padding = layout.padding.get(window)
+    if padding is None:
+        padding = layout.padding[window] = padded(layout.sequences, window)
+    rows = query[0].transpose(0, 1)[padding.rows].transpose(1, 2)
+    attended = functional.scaled_dot_product_attention(
+        rows,
+        keys[padding.slots].transpose(1, 2),
+        values[padding.slots].transpose(1, 2),
+        attn_mask=padding.allowed,
+        scale=scaling,
+        enable_gqa=rows.shape[1] != keys.shape[1],
+    )
+    output = torch.empty_like(query[0].transpose(0, 1))
+    output[padding.rows[padding.real]] = attended.transpose(1, 2)[padding.real]
+    return output.unsqueeze(0)
+
+
+def padded(sequences: tuple[Sequence, ...], window: int | None) -> Padding:
+    """Return the rectangle that holds `sequences`; padding rows see slot 0 of their sequence alone."""
+    device = sequences[0].slots.device
+    num_rows = torch.tensor([sequence.end - sequence.start for sequence in sequences])
+    contexts = torch.tensor([len(sequence.slots) for sequence in sequences])
+    starts = torch.tensor([sequence.start for sequence in sequences])
+    places = torch.arange(int(num_rows.max()))
+    real = places < num_rows[:, None]
+    rows = torch.where(real, starts[:, None] + places, starts[:, None])
+    slots = torch.nn.utils.rnn.pad_sequence([sequence.slots for sequence in sequences], batch_first=True)
+    positions = torch.where(real, (contexts - num_rows)[:, None] + places, 0)[..., None]
+    columns = torch.arange(slots.shape[1])
+    allowed = columns <= positions
+    if window is not None:
+        allowed &= columns > positions - window
+    return Padding(rows.to(device), slots, allowed.unsqueeze(1).to(device), real.to(device))

@@ -15,6 +15,7 @@ from .families import check_config, logit_scale, max_positions
 from .sources import ModelSource, local_folder, parse_source
 
 DtypeName = Literal["auto", "bfloat16", "float32", "float64"]
+DeviceName = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,13 @@ def resolve_dtype(name: DtypeName) -> torch.dtype:
     return cast(torch.dtype, getattr(torch, name))
 
 
+def resolve_device(name: DeviceName) -> torch.device:
+    """Return the torch device; `auto` is the GPU where there is one. Raises: ModelUnsupportedError without that GPU."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ModelUnsupportedError("there is no CUDA device here")
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
+
+
 def read_shape(model: ModelSource | Path | str) -> ModelShape:
     """Return the shape of a model; its files are downloaded or converted first if they are not here.
 
@@ -62,8 +70,8 @@ def read_shape(model: ModelSource | Path | str) -> ModelShape:
     return _shape(folder, _config(folder))
 
 
-def load_model(model: ModelSource | Path | str, dtype: torch.dtype) -> LoadedModel:
-    """Return a model, ready for packed forwards; safetensors only, no remote code.
+def load_model(model: ModelSource | Path | str, dtype: torch.dtype, device: DeviceName = "cpu") -> LoadedModel:
+    """Return a model on `device`, ready for packed forwards; safetensors only, no remote code.
 
     Raises: ModelUnsupportedError as `read_shape` does, and when weights are missing.
     """
@@ -87,7 +95,7 @@ def load_model(model: ModelSource | Path | str, dtype: torch.dtype) -> LoadedMod
     if loading["missing_keys"]:
         some = ", ".join(sorted(loading["missing_keys"])[:3])
         raise ModelUnsupportedError(f"the model in {folder} lacks weights of a {config.model_type}: {some}")
-    base = whole.eval().base_model
+    base = whole.to(resolve_device(device)).eval().base_model
     trunk = getattr(base, "language_model", base)
     head = _scaled(whole.get_output_embeddings(), logit_scale(config))
     return LoadedModel(trunk, head, whole.config.get_text_config(), dtype, _shape(folder, config))

@@ -36,7 +36,8 @@ class ModuleTrunk:
             slots = self._slots(row.block_table, row.start_position + count)
             write_slots.append(slots[row.start_position :])
             sequences.append(Sequence(start, start + count, slots))
-        layout = PackedLayout(self._keys, self._values, torch.cat(write_slots), tuple(sequences))
+        on_gpu = self._device.type != "cpu"
+        layout = PackedLayout(self._keys, self._values, torch.cat(write_slots), tuple(sequences), padded=on_gpu)
         output = self._trunk(
             input_ids=torch.tensor([token_ids], device=self._device),
             position_ids=torch.tensor([positions], device=self._device),

@@ -63,6 +63,7 @@ class Head:
         weight = module.weight
         assert isinstance(weight, torch.Tensor)
         bias = getattr(module, "bias", None)
+        self.device = weight.device
         self._linear = PackedLinear(weight.detach(), None if bias is None else bias.detach())
         self._softcap = softcap
 

@@ -23,6 +23,7 @@ class Target:
 
 def pack_features(round_number: int, hidden: torch.Tensor) -> Features:
     """Return `hidden` as a message, bit for bit."""
+    hidden = hidden.cpu()
     if hidden.dtype == torch.bfloat16:
         bits = hidden.contiguous().view(torch.int16).numpy().view(np.uint16)
         return Features(round_number, True, bits)

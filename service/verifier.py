@@ -27,7 +27,7 @@ class Verifier:
         """Return one verdict per row, in order."""
         started = time.perf_counter()
         self.num_rounds += 1
-        logits = self._head(unpack_features(features))
+        logits = self._head(unpack_features(features).to(self._head.device))
         verdicts = decide(logits, batch.rows)
         return VerdictBatch(batch.round, verdicts, (time.perf_counter() - started) * 1e3)
 
@@ -84,7 +84,7 @@ def _ratio(logits: torch.Tensor, row: VerifyRow) -> tuple[int, tuple[int, ...]]:
     assert row.support_ids is not None
     assert row.support_probs is not None
     gamma, sampling = len(row.draft_token_ids), row.sampling
-    target_probs = target_log_probs(logits.double(), [sampling] * (gamma + 1)).exp()
+    target_probs = target_log_probs(logits.cpu().double(), [sampling] * (gamma + 1)).exp()
     draft_probs = expand_support(row.support_ids, row.support_probs, logits.shape[-1]).double()
     draft_probs /= draft_probs.sum(-1, keepdim=True)
     positions = range(row.committed_len, row.committed_len + gamma + 1)

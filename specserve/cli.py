@@ -112,6 +112,7 @@ def _serve(parser: Parser) -> None:
     parser.add_argument(
         "--policy", metavar="off|fixed:N|adaptive|FILE", help="what decides how much is drafted (default: adaptive)"
     )
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="where the models run (default: auto)")
     numbers = {
         "max-model-len": "tokens of prompt and output together (default: all the model can)",
         "num-pages": "KV pages (default: 2048)",

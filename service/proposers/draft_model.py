@@ -107,7 +107,7 @@ class DraftModelProposer:
         """Replace `best` of the sampled rows: coupled rows share the target's noise, the others draw their own."""
         samplings = [chains[index].row.sampling for index in sampled]
         positions = [chains[index].row.committed_len + len(chains[index].token_ids) for index in sampled]
-        scores = target_scores(logits[torch.tensor(sampled)], samplings)
+        scores = target_scores(logits[torch.tensor(sampled, device=logits.device)], samplings)
         coupled = gumbel_max(scores, [sampling.seed for sampling in samplings], positions)
         for place, index in enumerate(sampled):
             sampling = samplings[place]
@@ -131,7 +131,7 @@ def _draft(chain: _Chain) -> Draft:
     row = chain.row
     if not chain.support_ids:
         return Draft(row.request_id, row.committed_len, tuple(chain.token_ids))
-    ids = torch.stack(chain.support_ids).numpy().astype(np.int32)
+    ids = torch.stack(chain.support_ids).cpu().numpy().astype(np.int32)
     return Draft(
-        row.request_id, row.committed_len, tuple(chain.token_ids), ids, torch.stack(chain.support_probs).numpy()
+        row.request_id, row.committed_len, tuple(chain.token_ids), ids, torch.stack(chain.support_probs).cpu().numpy()
     )
