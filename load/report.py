@@ -61,7 +61,8 @@ def table(run: Run) -> str:
     """Return the cells as a markdown table, transformers' after ours of the same workload and concurrency."""
     head = (
         "workload", "concurrency", "mode", "tokens/s", "tokens/round", "draft efficiency", "TTFT p50 ms", "ITL p50 ms",
-        "TPOT p50 ms", "RSS MB", "others' cores", "differing", "ratio_to_plain", "ratio_to_best_fixed", "ratio_to_transformers",
+        "TPOT p50 ms", "RSS MB", "others' cores", "differing", "ratio_to_plain", "ratio_to_best_fixed",
+        "ratio_to_transformers",
     )  # fmt: skip
     rows: list[tuple[str, ...]] = []
     for place, cell in enumerate(run.cells):
@@ -141,7 +142,8 @@ MEANINGS = """\
 Tokens per second are output tokens over wall time, prompt processing included: at concurrency 1 over the requests' own
 times, above it over the whole pass. TTFT is the time to the first text. ITL is the gap between two chunks, each of
 which carries all tokens of a round, so it grows with speculation; TPOT is the time a token after the first.
-Draft efficiency is accepted over drafted tokens. Others' cores are what processes that have nothing to do with the bench
-used meanwhile: figures with more than a few hundredths there say little. Differing counts requests whose greedy text is not plain's.
+Draft efficiency is accepted over drafted tokens. Others' cores are what processes that have nothing to do with the
+bench used meanwhile: figures with more than a few hundredths there say little. Differing counts requests whose greedy
+text is not plain's.
 `ratio_to_transformers` compares plain decoding with transformers' plain `generate`, batched to the same concurrency,
 and the other modes with its fastest setting at that concurrency."""
