@@ -45,13 +45,19 @@ def draw(cells: Sequence[Cell], rivals: Sequence[RivalCell], path: Path) -> bool
     axes[0][0].yaxis.set_minor_formatter("")
     axes[0][0].set_ylabel("tokens per second")
     axes[1][0].set_ylabel(f"ratio to plain (dotted: {PLAIN_BUDGET})")
-    handles: dict[str, Any] = {}
-    for axis in axes[0]:
-        handles |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(8, len(handles)))
+    _legend(figure, axes[0], 2 * len(workloads))
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
     return True
+
+
+def _legend(figure: Any, axes: Sequence[Any], num_columns: int) -> None:
+    """Put the names of all lines of `axes` under the picture."""
+    handles: dict[str, Any] = {}
+    for axis in axes:
+        handles |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    columns = min(num_columns, len(handles))
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
 
 
 def _lines(
