@@ -19,7 +19,11 @@ class EngineBackend:
         model_id: str,
         tokenizer: PreTrainedTokenizerFast,
         warm_up: Callable[[], Awaitable[None]],
+        dtype: str | None = None,
+        placement: str | None = None,
     ) -> None:
+        self.dtype = dtype
+        self.placement = placement
         self._warm_up = warm_up
         self._started = False
         self.engine = engine

@@ -79,4 +79,5 @@ def cell_backend(
     tokenizer = load_tokenizer(settings.model_source)
     engine = Engine(round_port, ports, planner, tokenizer, config)
     warm = partial(warm_up, round_port, ports, planner, config)
-    return EngineBackend(engine, settings.model_id, tokenizer, warm)
+    dtype = str(resolve_dtype(settings.dtype)).removeprefix("torch.")
+    return EngineBackend(engine, settings.model_id, tokenizer, warm, dtype, settings.placement)

@@ -191,7 +191,7 @@ class _Packed:
 
 
 def fused_trunk(
-    trunk: nn.Module, config: Any, dtype: torch.dtype, max_positions: int, num_pages: int, page_tokens: int
+    trunk: Any, config: Any, dtype: torch.dtype, max_positions: int, num_pages: int, page_tokens: int
 ) -> FusedTrunk | None:
     """Return the fused form of `trunk`, or None where there is none; the caller then runs the modules."""
     reason = _unsuitable(trunk, config, dtype, page_tokens)
@@ -199,14 +199,11 @@ def fused_trunk(
         LOG.info("the modules' own forward is used: %s", reason)
         return None
     sizes = _sizes(trunk, config)
-    layers = [_layer(trunk, layer, config, dtype, max_positions) for layer in trunk.layers]  # type: ignore[union-attr]
-    norm = trunk.norm.weight.detach()  # type: ignore[union-attr]
-    embed = trunk.embed_tokens
-    assert isinstance(embed, nn.Module)
-    return FusedTrunk(embed, layers, norm, sizes, num_pages, page_tokens)  # type: ignore[arg-type]
+    layers = [_layer(trunk, layer, config, dtype, max_positions) for layer in trunk.layers]
+    return FusedTrunk(trunk.embed_tokens, layers, trunk.norm.weight.detach(), sizes, num_pages, page_tokens)
 
 
-def _unsuitable(trunk: nn.Module, config: Any, dtype: torch.dtype, page_tokens: int) -> str | None:
+def _unsuitable(trunk: Any, config: Any, dtype: torch.dtype, page_tokens: int) -> str | None:
     """Return why the fused form does not hold, or None."""
     if config.model_type not in NORM_MODES:
         return f"layers of {config.model_type} have another form"
@@ -226,9 +223,9 @@ def _unsuitable(trunk: nn.Module, config: Any, dtype: torch.dtype, page_tokens: 
     return None if library() is not None else "the kernels could not be built"
 
 
-def _sizes(trunk: nn.Module, config: Any) -> Sizes:
+def _sizes(trunk: Any, config: Any) -> Sizes:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    first = trunk.layers[0].self_attn  # type: ignore[index, union-attr]
+    first = trunk.layers[0].self_attn
     q_norm = _weight(first, "q_norm")
     activation = config.hidden_act if hasattr(config, "hidden_act") else config.hidden_activation
     return Sizes(
@@ -257,7 +254,7 @@ def _merged(*modules: nn.Linear) -> PackedLinear:
     return PackedLinear(weight, bias)
 
 
-def _layer(trunk: nn.Module, layer: Any, config: Any, dtype: torch.dtype, max_positions: int) -> Layer:
+def _layer(trunk: Any, layer: Any, config: Any, dtype: torch.dtype, max_positions: int) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     fused = hasattr(attention, "qkv_proj")
     sandwich = hasattr(layer, "pre_feedforward_layernorm")

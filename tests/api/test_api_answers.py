@@ -148,7 +148,9 @@ async def test_models_health_ready_and_version(client: httpx.AsyncClient, backen
     assert (await client.get("/v1/models/org/tiny")).json() == card
     assert (await client.get("/health")).status_code == 200
     assert (await client.get("/ready")).status_code == 200
-    assert (await client.get("/version")).json()["version"]
+    about = (await client.get("/version")).json()
+    assert about["version"]
+    assert {"model", "dtype", "placement"} <= set(about)
     backend.ready = False
     assert (await client.get("/health")).status_code == 200
     for response in (await client.get("/ready"), await client.post("/v1/completions", json=TEXT)):
