@@ -4,11 +4,11 @@ import os
 from typing import Any
 
 import ray
-import torch
 from ray import serve
 
 from specserve.service.models import load_model, resolve_dtype
 from specserve.service.target import Target
+from specserve.service.torch_thread import torch_thread
 from specserve.service.verifier import Verifier
 
 from .cell import draft_proposer
@@ -44,15 +44,24 @@ class _Listening:
         return self._address
 
 
+def _target(settings: ServiceSettings) -> Target:
+    model = load_model(settings.model_source, resolve_dtype(settings.dtype), settings.device)
+    return Target(model, settings.num_pages, settings.page_tokens)
+
+
+def _verifier(settings: ServiceSettings) -> Verifier:
+    return Verifier(load_model(settings.model_source, resolve_dtype(settings.dtype), settings.device))
+
+
 @ray.remote(max_restarts=-1, num_cpus=0, max_concurrency=8)
 class TargetActor:
     """Hosts the target model. A restart loses the KV and nothing else."""
 
     def __init__(self, settings: dict[str, Any], secret: bytes) -> None:
         parsed = ServiceSettings.model_validate(settings)
-        torch.set_num_threads(parsed.num_threads)
-        model = load_model(parsed.model_source, resolve_dtype(parsed.dtype), parsed.device)
-        self._listening = _Listening(TargetHost(Target(model, parsed.num_pages, parsed.page_tokens), secret))
+        executor = torch_thread(parsed.num_threads)
+        target = executor.submit(_target, parsed).result()
+        self._listening = _Listening(TargetHost(target, secret, executor))
 
     async def address(self) -> Address:
         """Return where the target listens."""
@@ -69,9 +78,9 @@ class VerifierActor:
 
     def __init__(self, settings: dict[str, Any], secret: bytes) -> None:
         parsed = ServiceSettings.model_validate(settings)
-        torch.set_num_threads(parsed.num_threads)
-        model = load_model(parsed.model_source, resolve_dtype(parsed.dtype), parsed.device)
-        self._listening = _Listening(VerifierHost(Verifier(model), secret))
+        executor = torch_thread(parsed.num_threads)
+        verifier = executor.submit(_verifier, parsed).result()
+        self._listening = _Listening(VerifierHost(verifier, secret, executor))
 
     async def address(self) -> Address:
         """Return where the verifier listens."""
@@ -99,9 +108,9 @@ class ProposerDeployment:
 
     def __init__(self, settings: dict[str, Any], vocab_size: int, secret: bytes) -> None:
         parsed = ServiceSettings.model_validate(settings)
-        torch.set_num_threads(parsed.num_threads)
-        draft = draft_proposer(parsed, vocab_size, resolve_dtype(parsed.dtype))
-        self._listening = _Listening(ProposerHost({draft.name: draft}, secret))
+        executor = torch_thread(parsed.num_threads)
+        draft = executor.submit(draft_proposer, parsed, vocab_size, resolve_dtype(parsed.dtype)).result()
+        self._listening = _Listening(ProposerHost({draft.name: draft}, secret, executor))
 
     async def address(self) -> Address:
         """Return where this replica listens; engines stay with the replica that answered."""

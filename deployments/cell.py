@@ -1,7 +1,6 @@
 """Building a cell: the engine with its target, verifier and proposers, in one process or over channels."""
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch
@@ -13,6 +12,7 @@ from specserve.service.ports import Planner, Proposer, ProposerPort, RoundPort
 from specserve.service.proposers.draft_model import DraftModelProposer
 from specserve.service.proposers.prompt_lookup import PromptLookupProposer
 from specserve.service.target import Target
+from specserve.service.torch_thread import torch_thread
 from specserve.service.verifier import Verifier
 from specserve.service.warmup import warm_up
 
@@ -23,17 +23,24 @@ from .settings import ServiceSettings, load_policy
 
 def inline_backend(settings: ServiceSettings) -> EngineBackend:
     """Return a backend whose every part lives in this process; its engine is not started yet."""
-    torch.set_num_threads(settings.num_threads)
+    executor = torch_thread(settings.num_threads)
+    target, verifier, draft, shape = executor.submit(_models, settings).result()
+    ports = local_proposer_ports(settings)
+    if draft is not None:
+        ports[draft.name] = InlineProposerPort(draft, executor)
+    round_port = InlineRoundPort(target, verifier, executor)
+    planner = PolicyPlanner(load_policy(settings.policy))
+    return cell_backend(settings, engine_config(settings, shape), round_port, ports, planner)
+
+
+def _models(settings: ServiceSettings) -> tuple[Target, Verifier, DraftModelProposer | None, ModelShape]:
+    """Return what computes; the modules they were made of are freed."""
     dtype = resolve_dtype(settings.dtype)
     model = load_model(settings.model_source, dtype, settings.device)
-    executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
-    target = Target(model, settings.num_pages, settings.page_tokens)
-    ports = local_proposer_ports(settings)
-    if "draft" in settings.usable_proposers:
-        ports["draft"] = InlineProposerPort(draft_proposer(settings, model.shape.vocab_size, dtype), executor)
-    round_port = InlineRoundPort(target, Verifier(model), executor)
-    planner = PolicyPlanner(load_policy(settings.policy))
-    return cell_backend(settings, engine_config(settings, model.shape), round_port, ports, planner)
+    target, verifier = Target(model, settings.num_pages, settings.page_tokens), Verifier(model)
+    wants_draft = "draft" in settings.usable_proposers
+    draft = draft_proposer(settings, model.shape.vocab_size, dtype) if wants_draft else None
+    return target, verifier, draft, model.shape
 
 
 def local_proposer_ports(settings: ServiceSettings) -> dict[str, ProposerPort]:

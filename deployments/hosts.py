@@ -1,6 +1,6 @@
 """Target, verifier and proposers behind channels: plain classes that an actor, or a test, can hold. No ray here.
 
-Torch work runs on one worker thread, so that the channel's event loop always answers.
+Torch work runs on the executor's one thread, so that the channel's event loop always answers.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ MAX_PENDING_ROUNDS = 8
 class TargetHost:
     """Scores batches and pushes the hidden states straight to the verifier."""
 
-    def __init__(self, target: Target, secret: bytes) -> None:
+    def __init__(self, target: Target, secret: bytes, executor: ThreadPoolExecutor) -> None:
         self._target = target
         self._secret = secret
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
+        self._executor = executor
         self._verifier: ChannelClient | None = None
         self.server = ChannelServer({"score": self._score, "connect": self._connect}, secret)
 
@@ -51,9 +51,9 @@ class TargetHost:
 class VerifierHost:
     """Joins the features of a round with its verify message, whichever comes first."""
 
-    def __init__(self, verifier: Verifier, secret: bytes) -> None:
+    def __init__(self, verifier: Verifier, secret: bytes, executor: ThreadPoolExecutor) -> None:
         self._verifier = verifier
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
+        self._executor = executor
         self._features: dict[int, asyncio.Future[Features]] = {}
         self.server = ChannelServer({"features": self._receive, "verify": self._verify}, secret)
 
@@ -83,9 +83,9 @@ class VerifierHost:
 class ProposerHost:
     """Answers for several proposers on one channel."""
 
-    def __init__(self, proposers: Mapping[str, Proposer], secret: bytes) -> None:
+    def __init__(self, proposers: Mapping[str, Proposer], secret: bytes, executor: ThreadPoolExecutor) -> None:
         self._proposers = proposers
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
+        self._executor = executor
         self.server = ChannelServer({"propose": self._propose}, secret)
 
     async def _propose(self, body: bytes) -> bytes:
