@@ -1,16 +1,29 @@
 """The planner of the engine: translates between `service` messages and `policies` observations."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from specserve.policies.arrivals import arrival_rate, arrived
 from specserve.policies.costs import CostTable
 from specserve.policies.document import Policy
-from specserve.policies.planning import learn_round, plan_round
-from specserve.policies.state import DraftResult, Observation, PlanState, RequestObservation, RoundResult
+from specserve.policies.learning import learn_round
+from specserve.policies.planning import plan_round
+from specserve.policies.state import Choice, Observation, Plan, PlanState, RoundResult
 from specserve.service.ports import Decision, Outcome, RequestView, RoundCost
 
 _EXPLAINED_REQUESTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _PlannedRound:
+    """What one round's decisions were made from, kept as long as a request that it decided for is remembered."""
+
+    requests: Sequence[RequestView]
+    plan: Plan
+    available: frozenset[str]
+    number: int
+    policy: str
+    policy_version: int
 
 
 class PolicyPlanner:
@@ -21,7 +34,8 @@ class PolicyPlanner:
         self._policy = policy
         self._version = version
         self._state = PlanState() if costs is None else PlanState(costs=costs)
-        self._explained: OrderedDict[str, dict[str, object]] = OrderedDict()
+        self._decisions: dict[Choice, Decision] = {}
+        self._planned: dict[str, _PlannedRound] = {}
 
     @property
     def policy(self) -> Policy:
@@ -45,32 +59,23 @@ class PolicyPlanner:
 
     def plan(self, requests: Sequence[RequestView], available: frozenset[str], now_s: float) -> tuple[Decision, ...]:
         """Return one decision per request, in order."""
-        observation = Observation(tuple(_observed(request) for request in requests), available, now_s)
-        plan, self._state = plan_round(observation, self._policy, self._state)
-        decisions = tuple(Decision(choice.proposer, choice.gamma, choice.reason) for choice in plan.choices)
-        for request, decision in zip(requests[:_EXPLAINED_REQUESTS], decisions, strict=False):
-            self._explained[request.request_id] = {
-                "decision": decision,
-                "request": request,
-                "available": available,
-                "batch": len(requests),
-                "round": self._state.round_number,
-                "policy": self._policy.name,
-                "policy_version": self._version,
-                "rate_plain": plan.rate_plain,
-                "rate_chosen": plan.rate_chosen,
-            }
-            self._explained.move_to_end(request.request_id)
-        while len(self._explained) > _EXPLAINED_REQUESTS:
-            self._explained.popitem(last=False)
-        return decisions
+        plan, self._state = plan_round(Observation(requests, available, now_s), self._policy, self._state)
+        number, name = self._state.round_number, self._policy.name
+        planned = _PlannedRound(requests, plan, available, number, name, self._version)
+        self._planned.update(dict.fromkeys([request.request_id for request in requests], planned))
+        while len(self._planned) > _EXPLAINED_REQUESTS:
+            del self._planned[next(iter(self._planned))]
+        decisions = self._decisions
+        for choice in set(plan.choices):
+            if choice not in decisions:
+                decisions[choice] = Decision(choice.proposer, choice.gamma, choice.reason)
+        return tuple([decisions[choice] for choice in plan.choices])
 
     def learn(self, outcomes: Sequence[Outcome], cost: RoundCost) -> None:
         """Take in what the last round did."""
-        drafts = tuple(
-            DraftResult(o.request_id, o.tier, o.proposer, o.num_asked, o.num_drafted, o.num_accepted) for o in outcomes
+        result = RoundResult(
+            outcomes, cost.num_requests, cost.num_tokens, cost.score_ms, cost.propose_ms, cost.num_prefill_tokens
         )
-        result = RoundResult(drafts, cost.num_requests, cost.num_tokens, cost.score_ms, cost.propose_ms)
         self._state = learn_round(result, self._state)
 
     def arrived(self, now_s: float) -> None:
@@ -87,16 +92,18 @@ class PolicyPlanner:
 
     def explain(self, request_id: str) -> dict[str, object] | None:
         """Return the request's last decision and what went into it; None when it is not among the last 256."""
-        return self._explained.get(request_id)
-
-
-def _observed(view: RequestView) -> RequestObservation:
-    return RequestObservation(
-        view.request_id,
-        view.tier,
-        view.mode,
-        view.max_draft_tokens,
-        view.proposer,
-        view.context_tokens,
-        view.remaining_tokens,
-    )
+        planned = self._planned.get(request_id)
+        if planned is None:
+            return None
+        place = next(i for i, request in enumerate(planned.requests) if request.request_id == request_id)
+        return {
+            "decision": self._decisions[planned.plan.choices[place]],
+            "request": planned.requests[place],
+            "available": planned.available,
+            "batch": len(planned.requests),
+            "round": planned.number,
+            "policy": planned.policy,
+            "policy_version": planned.policy_version,
+            "rate_plain": planned.plan.rate_plain,
+            "rate_chosen": planned.plan.rate_chosen,
+        }

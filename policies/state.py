@@ -1,15 +1,40 @@
 """What planning reads and remembers: the observation of a round, the plan, and the state between rounds."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
-from .acceptance import Acceptance, Evidence
+from .acceptance import Acceptance, Ease, History
 from .arrivals import Arrivals
-from .costs import CostTable, unmeasured_costs
+from .costs import CostTable
+from .document import Policy, TierPolicy
+from .laws import Reach
+from .strengths import Standing
+from .switching import Switch
+
+
+class RequestSeen(Protocol):
+    """One running request. `mode` is `on`, `off` or `auto`; `proposer` the one it insists on, if any."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def tier(self) -> str: ...
+    @property
+    def mode(self) -> str: ...
+    @property
+    def max_draft_tokens(self) -> int | None: ...
+    @property
+    def proposer(self) -> str | None: ...
+    @property
+    def context_tokens(self) -> int: ...
+    @property
+    def remaining_tokens(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class RequestObservation:
-    """One running request. `mode` is `on`, `off` or `auto`; `proposer` the one it insists on, if any."""
+    """A running request as plain data; see `RequestSeen`."""
 
     request_id: str
     tier: str = "default"
@@ -24,13 +49,12 @@ class RequestObservation:
 class Observation:
     """What is running, which proposers answer, and the time."""
 
-    requests: tuple[RequestObservation, ...]
+    requests: Sequence[RequestSeen]
     available: frozenset[str]
     now_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """One request's part in the plan: gamma 0 goes with no proposer."""
 
     proposer: str | None
@@ -47,9 +71,26 @@ class Plan:
     rate_chosen: float = 0.0
 
 
+class DraftSeen(Protocol):
+    """What became of one draft."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def tier(self) -> str: ...
+    @property
+    def proposer(self) -> str: ...
+    @property
+    def num_asked(self) -> int: ...
+    @property
+    def num_drafted(self) -> int: ...
+    @property
+    def num_accepted(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class DraftResult:
-    """What became of one draft."""
+    """A draft's outcome as plain data; see `DraftSeen`."""
 
     request_id: str
     tier: str
@@ -61,47 +102,125 @@ class DraftResult:
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What one round cost: `propose_ms` holds (proposer, largest gamma, milliseconds)."""
+    """What one round cost: `propose_ms` holds (proposer, largest gamma, milliseconds).
 
-    drafts: tuple[DraftResult, ...]
+    `num_requests` and `num_tokens` are all of the forward's; `num_prefill_tokens` of them are prompt tokens. A round
+    with prompt tokens says nothing about rounds without.
+    """
+
+    drafts: Sequence[DraftSeen]
     num_requests: int
     num_tokens: int
     score_ms: float
     propose_ms: tuple[tuple[str, int, float], ...] = ()
+    num_prefill_tokens: int = 0
 
 
 @dataclass(slots=True)
 class Memory:
-    """What is remembered of one running request."""
+    """What is remembered of one running request: how easy its text is, and the proposer it drafts with.
 
-    evidence: dict[str, Evidence] = field(default_factory=dict)
+    The proposer is reviewed again in `review_round`, which comes `patience` rounds after the last review, or when the
+    ease has moved far from `chosen_ease`. Another one has to promise `margin` times as much, more with every change.
+    """
+
+    ease: Ease = field(default_factory=Ease)
+    histories: dict[str, History] = field(default_factory=dict)
     proposer: str | None = None
-    chosen_round: int = 0
+    history: History | None = None
+    chosen_ease: float = 0.0
+    review_round: int = 0
+    patience: int = 0
+    margin: float = 1.05
     seen_round: int = 0
     probed_round: int = -1
+
+    def standing(self, proposer: str) -> Standing:
+        """Return how easy the text is for the proposer."""
+        return self.ease.standing(self.histories.get(proposer))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What requests of one kind ask for under the policy in force.
+
+    `settled` is the choice when nothing else matters. An `adaptive` length is left to the law, up to `cap`; otherwise
+    it is `gamma`, or what the rules say where that is None. `names` are the proposers they may use.
+    """
+
+    tier: TierPolicy
+    settled: Choice | None = None
+    adaptive: bool = False
+    gamma: int | None = None
+    cap: int = 0
+    reason: str = ""
+    names: tuple[str, ...] = ()
+
+
+AskKey = tuple[str, str, int | None, str | None]
+
+
+@dataclass(slots=True)
+class Asking:
+    """The kinds of requests met under one policy and one set of available proposers."""
+
+    policy: Policy
+    available: frozenset[str]
+    known: dict[AskKey, Asked] = field(default_factory=dict)
+
+    def of(self, key: AskKey) -> Asked:
+        """Return what requests of this (tier, mode, max_draft_tokens, proposer) ask for."""
+        asked = self.known.get(key)
+        if asked is None:
+            asked = self.known[key] = self._work_out(*key)
+        return asked
+
+    def _work_out(self, tier_name: str, mode: str, max_draft_tokens: int | None, proposer: str | None) -> Asked:
+        tier = self.policy.tier(tier_name)
+        if mode == "off":
+            return Asked(tier, Choice(None, 0, "mode_off"))
+        law = "on" if mode == "on" else tier.law
+        if law == "off":
+            return Asked(tier, Choice(None, 0, "policy_off"))
+        wanted = self.policy.proposers if proposer is None else (proposer,)
+        names = tuple(name for name in wanted if name in self.available)
+        cap = tier.max_gamma if max_draft_tokens is None else min(tier.max_gamma, max(max_draft_tokens, 0))
+        if law == "on":
+            return Asked(tier, None, False, cap, cap, "mode_on", names)
+        if law == "fixed":
+            return Asked(tier, None, False, tier.gamma, cap, "fixed", names)
+        return Asked(tier, None, law == "adaptive", None, cap, law, names)
+
+
+@dataclass(slots=True)
+class Trial:
+    """How often a proposer was tried by requests of a tier that draft with another, and when it may be again."""
+
+    count: int = 0
+    next_round: int = 0
+    late_round: int = 0
 
 
 @dataclass(slots=True)
 class PlanState:
     """Everything between rounds, updated in place.
 
-    `budget_share` is draft tokens per adaptive request last round. `active_rounds` leaves out the rounds in which
-    speculation is off: then a request's own history does not fade, so that only probes bring it back.
+    `active_rounds` leaves out the rounds in which speculation is off: then a request's own history does not fade, so
+    that only probes bring it back. `behind` is the context each proposer has to catch up on this round.
     """
 
-    costs: CostTable = field(default_factory=unmeasured_costs)
+    costs: CostTable = field(default_factory=CostTable)
     acceptance: Acceptance = field(default_factory=Acceptance)
     arrivals: Arrivals = field(default_factory=Arrivals)
     memories: dict[str, Memory] = field(default_factory=dict)
+    switch: Switch = field(default_factory=Switch)
+    asking: Asking | None = None
     round_number: int = 0
     active_rounds: int = 0
-    speculating: bool = True
-    switched_round: int = -1_000_000
-    budget_share: float = 0.0
-    probe_interval: int = 0
-    first_interval: int = 0
-    next_probe_round: int = 0
-    probes: int = 0
-    probing: bool = False
-    warmed: dict[int, int] = field(default_factory=dict)
-    tried: dict[tuple[str, str], float] = field(default_factory=dict)
+    behind: dict[str, int] = field(default_factory=dict)
+    trials: dict[tuple[str, str], Trial] = field(default_factory=dict)
+    reach: Reach = None
+    next_reach: int = 0
+    rallied_round: int = -1_000_000
+    plain_attempts: int = 0
+    plain_round: int = 0

@@ -1,38 +1,70 @@
-"""Acceptance estimates learn from tested positions only."""
+"""Acceptance estimates learn from tested positions only, and tell hard text from weak proposers."""
 
 import pytest
 
-from specserve.policies.acceptance import PRIOR_ACCEPTANCE, Acceptance, Evidence, chances_of, survival
+from specserve.policies.acceptance import Acceptance, Ease, History
+from specserve.policies.strengths import PRIOR_ACCEPTANCE, Shared
+
+
+def draft(shared: Shared, ease: Ease, history: History, asked: int, drafted: int, accepted: int, number: int) -> None:
+    """Let one draft of one request teach everything it can."""
+    standing = ease.standing(history)
+    curve = shared.curve(standing, asked)
+    tested = min(drafted, accepted + 1)
+    shared.tally(curve, ease.rating.value, asked, drafted, tested, accepted)
+    ease.learn(history, shared, curve, drafted, tested, accepted, number)
+    shared.settle()
 
 
 def test_only_tested_positions_teach() -> None:
-    acceptance = Acceptance()
-    acceptance.learn("draft", "default", Evidence(), asked=4, drafted=4, accepted=1)
-    shared = acceptance.shared[("draft", "default")]
-    assert [(c.yes, c.total) for c in shared.accepted] == [(1.0, 1.0), (0.0, 1.0)]
-    assert [(c.yes, c.total) for c in shared.drafted] == [(1.0, 1.0)] * 4
-    assert acceptance.rate("default") < PRIOR_ACCEPTANCE
-    assert acceptance.rate("flex") == PRIOR_ACCEPTANCE
+    shared = Shared()
+    draft(shared, Ease(), History(), asked=4, drafted=4, accepted=1, number=1)
+    assert [(s.yes, s.no) for s in shared.accepted] == [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0), (0.0, 0.0)]
+    assert (shared.found.yes, shared.found.no) == (1.0, 0.0)
+    assert shared.longer[1:] == [[1.0, 1.0]] * 3
 
 
 def test_an_empty_draft_teaches_that_drafts_are_rare_not_that_they_are_wrong() -> None:
-    acceptance = Acceptance()
+    shared = Shared()
     for _ in range(50):
-        acceptance.learn("prompt_lookup", "default", Evidence(), asked=4, drafted=0, accepted=0)
-    drafted, accepted = acceptance.shared_means("prompt_lookup", "default", 4)
-    assert drafted[0] < 0.1
-    assert accepted[0] == PRIOR_ACCEPTANCE
+        draft(shared, Ease(), History(), asked=4, drafted=0, accepted=0, number=1)
+    curve = shared.curve(0, 4)
+    assert curve.drafted[0] < 0.1
+    assert curve.right[0] == pytest.approx(PRIOR_ACCEPTANCE)
 
 
-def test_survival_falls_along_the_draft_and_follows_the_requests_own_luck() -> None:
-    acceptance, good, bad = Acceptance(), Evidence(), Evidence()
-    for _ in range(30):
-        acceptance.learn("draft", "default", good, 4, 4, 4)
-        acceptance.learn("draft", "default", bad, 4, 4, 0)
-    means = acceptance.shared_means("draft", "default", 4)
-    lucky, unlucky = survival(chances_of(means, good, 0), 4), survival(chances_of(means, bad, 0), 4)
-    assert list(lucky.accepted) == sorted(lucky.accepted, reverse=True)
+def test_chances_fall_along_the_draft_and_follow_the_requests_own_luck() -> None:
+    shared, good, bad = Shared(), Ease(), Ease()
+    good_history, bad_history = History(), History()
+    for number in range(30):
+        draft(shared, good, good_history, 4, 4, 4, number)
+        draft(shared, bad, bad_history, 4, 4, 0, number)
+    lucky = shared.curve(good.standing(good_history), 4)
+    unlucky = shared.curve(bad.standing(bad_history), 4)
+    assert lucky.accepted == sorted(lucky.accepted, reverse=True)
     assert all(d >= a for d, a in zip(lucky.drafted, lucky.accepted, strict=True))
     assert lucky.accepted[0] > 0.7 > 0.4 > unlucky.accepted[0]
-    later = survival(chances_of(means, bad, 1000), 4)
-    assert later.accepted[0] == pytest.approx(survival(chances_of(means, None, 0), 4).accepted[0], rel=0.01)
+    before = abs(bad.rating.value)
+    bad.fade(1000)
+    assert abs(bad.rating.value) < 0.01 * before
+
+
+def test_a_proposer_asked_on_hard_text_is_not_taken_for_a_weak_one() -> None:
+    strong, weak = Shared(), Shared()
+    easy, hard = Ease(), Ease()
+    for number in range(40):
+        draft(strong, easy, History(), 4, 4, 4 if number % 2 else 2, number)
+        draft(strong, hard, History(), 4, 4, number % 5 == 0, number)
+    same_text = strong.curve(hard.standing(None), 4).right[0]
+    for number in range(40):
+        draft(weak, hard, History(), 4, 4, number % 5 == 0, number)
+    assert same_text < 0.5 < strong.curve(0, 4).right[0]
+    assert weak.curve(0, 4).right[0] > same_text
+
+
+def test_the_rate_of_a_tier_is_accepted_over_tested() -> None:
+    acceptance = Acceptance()
+    assert acceptance.rate("flex") == PRIOR_ACCEPTANCE
+    acceptance.count("default", 4, 1)
+    assert acceptance.rate("default") == 0.25
+    assert acceptance.rate("flex") == PRIOR_ACCEPTANCE

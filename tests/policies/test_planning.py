@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from specserve.policies.arrivals import Arrivals, arrival_rate, arrived
 from specserve.policies.document import Limits, Policy, TierPolicy, policy_from_dict, simple_policy
-from specserve.policies.planning import learn_round, plan_round
+from specserve.policies.learning import learn_round
+from specserve.policies.planning import plan_round
 from specserve.policies.state import (
     Choice,
     DraftResult,
