@@ -31,11 +31,10 @@ def bucket(value: float) -> int:
 class Cell:
     """Rounds of similar size: the logarithm of their milliseconds at common speed, and how often they were measured.
 
-    `shown_log` is the value that curves were last made from.
+    `sizes` are the average round's. `shown_log` is the value that curves were last made from.
     """
 
-    x: float
-    y: float
+    sizes: tuple[float, ...]
     log_ms: float
     count: float
     shown_log: float
@@ -45,21 +44,25 @@ class Cell:
 class Cells:
     """Cells by class, and the speed and noise they have in common."""
 
-    cells: dict[tuple[int, int], Cell] = field(default_factory=dict)
+    cells: dict[tuple[int, ...], Cell] = field(default_factory=dict)
     speed: float = 0.0
     noise: float = _FIRST_NOISE
 
-    def learn(self, x: float, y: float, ms: float, expected: float) -> tuple[Cell, bool]:
+    def of(self, sizes: tuple[float, ...]) -> Cell | None:
+        """Return the cell of rounds of such sizes, if one was ever measured."""
+        return self.cells.get(tuple(map(bucket, sizes)))
+
+    def learn(self, sizes: tuple[float, ...], ms: float, expected: float) -> tuple[Cell, bool]:
         """Return the cell of one measurement, after it, and whether the cell is new.
 
         `expected` is the logarithm of the cost of this round over that of the cell's average round, as far as known.
         A known cell's errors move the common speed first, and the cell itself slowly.
         """
-        key = bucket(x), bucket(y)
+        key = tuple(map(bucket, sizes))
         log_ms = math.log(ms) - self.speed - expected
         cell = self.cells.get(key)
         if cell is None:
-            cell = self.cells[key] = Cell(x, y, log_ms, 1.0, log_ms)
+            cell = self.cells[key] = Cell(sizes, log_ms, 1.0, log_ms)
             return cell, True
         error = log_ms - cell.log_ms
         limit = max(3.0 * self.noise, 0.05)
@@ -76,7 +79,7 @@ class Cells:
             slowed = error < -_SLOWED and cell.count <= 2.0
             rate = 0.9 if slowed else 1.0 / (cell.count + 1.0)
         cell.log_ms += rate * error
-        cell.x += rate * (x - cell.x)
-        cell.y += rate * (y - cell.y)
+        if sizes != cell.sizes:
+            cell.sizes = tuple(mean + rate * (size - mean) for mean, size in zip(cell.sizes, sizes, strict=True))
         cell.count = min(cell.count + 1.0, _MAX_COUNT)
         return cell, False

@@ -9,20 +9,22 @@ from .state import Trial
 from .strengths import EASE_STEPS, Standing
 from .work import Candidate, Work
 
-_TRIAL_GAMMA = 2
-_TRIAL_WAIT = 8
-_LOOK_AGAIN = 6
-_TRIED_SHARE = 4
-_WAIT_PER_LOSS = 60
-_LEAST_LOSS = 0.1
-_GROWTH = 0.5
-_DEAR_STEP = 0.01
-_HOPE = 4.0
-_CHALLENGE = 1.05
-_PROMISING = 1.4
-_LATE = 4
-_EARLY = 4
+# Choosing. A change has to promise more, by a margin that grows with every change; catching up on the context is
+# spread over the rounds the proposer is expected to stay.
 _MORE_MARGIN, _MOST_MARGIN = 0.05, 1.15
+_EARLY = 4
+_STAY_ROUNDS = 32.0
+
+# Trying. What is hoped for beyond what is expected shrinks as the evidence grows. The wait after a trial is what it
+# cost, in rounds, times the square root of the trials so far: the loss grows more slowly than time. A trial waits for
+# text where it looks promising, but not for ever.
+_HOPE = 4.0
+_CHALLENGE, _PROMISING = 1.05, 1.4
+_WAIT_PER_LOSS, _LEAST_LOSS, _GROWTH = 60, 0.1, 0.5
+_TRIAL_WAIT, _LOOK_AGAIN, _LATE = 8, 6, 4
+_TRIED_SHARE = 4
+_TRIAL_GAMMA = 2
+_DEAR_STEP = 0.01
 
 
 class Chooser:
@@ -38,7 +40,10 @@ class Chooser:
         work, tier, names = self._work, self._work.requests[index].tier, kind.names
         best = names[0]
         if len(names) > 1:
-            promises = {name: self._promise(tier, name, memory.standing(name), cap) for name in names}
+            promises = {
+                name: self._promise(tier, name, memory.standing(name), cap) / self._entry(name, candidate)
+                for name in names
+            }
             best = max(names, key=lambda name: promises[name])
             if memory.proposer in promises and promises[best] < promises[memory.proposer] * memory.margin:
                 best = memory.proposer
@@ -52,13 +57,21 @@ class Chooser:
         memory.history, memory.chosen_ease = memory.histories.get(best), memory.ease.rating.value
         memory.review_round = work.number + memory.patience
 
+    def _entry(self, name: str, candidate: Candidate) -> float:
+        """Return how much longer the next rounds take while the proposer catches up on contexts like this one."""
+        index, memory, _, _ = candidate
+        if name == memory.proposer:
+            return 1.0
+        work = self._work
+        catch_up_ms = work.behind(index, memory, name) * work.state.costs.draft(name).catch_up_ms * work.num
+        return 1.0 + catch_up_ms / (_STAY_ROUNDS * work.steps.at(0.0) * work.factor)
+
     def try_others(self, adaptive: Sequence[Candidate]) -> None:
         """Let requests that draft with one proposer try another for a round, where one is due."""
         if self._work.limits.probe_duty <= 0.0:
             return
         work, trials = self._work, self._work.state.trials
-        pairs = {(key[0], name) for key, kind in work.asking.known.items() if kind.adaptive for name in kind.names}
-        for tier, name in sorted(pairs):
+        for tier, name in work.asking.pairs:
             trial = trials.get((tier, name))
             if trial is None:
                 trial = trials[tier, name] = Trial()
@@ -101,12 +114,13 @@ class Chooser:
 
     def _wait(self, tier: str, name: str, candidate: Candidate) -> float:
         """Return how long to wait after a first trial: by what it is expected to lose, in rounds."""
-        work, (_, memory, _, cap) = self._work, candidate
+        work, (index, memory, _, cap) = self._work, candidate
         assert memory.proposer is not None
         now = self._promise(tier, memory.proposer, memory.standing(memory.proposer), cap)
         worse = max(1.0 - self._promise(tier, name, memory.standing(name), cap) / now, _LEAST_LOSS)
         fixed, by_step, _ = work.draft_ms(name)
-        call = (fixed + by_step * self._trial_gamma(name)) / (work.steps.at(0.0) * work.factor)
+        catch_up_ms = work.behind(index, memory, name) * work.state.costs.draft(name).catch_up_ms
+        call = (fixed + by_step * self._trial_gamma(name) + catch_up_ms) / (work.steps.at(0.0) * work.factor)
         share = 1.0 / work.num if work.num < _TRIED_SHARE else 1.0 / _TRIED_SHARE
         loss = worse * share + call * (1.0 - share)
         return _WAIT_PER_LOSS * loss * (1.0 + (3.0 * loss) ** 2)

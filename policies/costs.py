@@ -4,62 +4,61 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .cells import KNOWN, REFIT_EVERY, Cells, bucket
+from .cells import KNOWN, REFIT_EVERY, Cells
 from .plane import Point, fit_plane
 from .scoring import ScoreCosts
 
-_STIFFNESS = (0.01, 0.01, 0.1)
-_CATCH_UP_RATE = 0.25
+_STIFFNESS = (0.1, 0.01, 1.0, 0.1)
 
 
 @dataclass(slots=True)
 class DraftCosts:
-    """What one proposer's calls take: fixed, by step (the longest draft), and by token of all drafts.
+    """What one proposer's calls take: fixed, by step (the longest draft), by token of all drafts, and by token of
+    context that it has to catch up on."""
 
-    `catch_up_ms` is the extra cost of a token of context that the proposer has not seen.
-    """
-
-    shape: tuple[float, float, float]
     plane: list[float]
     seen: Cells = field(default_factory=Cells)
-    catch_up_ms: float = 0.0
+    _shape: tuple[float, ...] = ()
     _unfitted: int = 0
+
+    def __post_init__(self) -> None:
+        self._shape = tuple(self.plane)
 
     def observe(self, gamma: int, num_tokens: float, ms: float, behind: int = 0) -> None:
         """Take in one measured call: its longest draft, the tokens of all, and the context it had to catch up on."""
         if not (math.isfinite(ms) and ms > 0.0) or gamma < 1:
             return
-        if behind > 0:
-            extra = max(ms - self.at(gamma, num_tokens), 0.0) / behind
-            self.catch_up_ms += (extra - self.catch_up_ms) * (_CATCH_UP_RATE if self.catch_up_ms else 1.0)
-            return
-        known = self.seen.cells.get((bucket(gamma), bucket(num_tokens)))
+        sizes = (float(gamma), float(num_tokens), float(max(behind, 0)))
+        known = self.seen.of(sizes)
         expected = 0.0
-        if known is not None and (known.x != gamma or known.y != num_tokens):
-            expected = math.log(self._plane_ms(gamma, num_tokens) / self._plane_ms(known.x, known.y))
-        _, is_new = self.seen.learn(gamma, num_tokens, ms, expected)
+        if known is not None and known.sizes != sizes:
+            expected = math.log(self._plane_ms(*sizes) / self._plane_ms(*known.sizes))
+        _, is_new = self.seen.learn(sizes, ms, expected)
         self._unfitted += 1
         if is_new or self._unfitted >= REFIT_EVERY:
             self._unfitted = 0
             points: list[Point] = [
-                ((1.0, cell.x, cell.y), math.exp(cell.log_ms), min(cell.count, KNOWN))
-                for cell in self.seen.cells.values()
+                ((1.0, *cell.sizes), math.exp(cell.log_ms), min(cell.count, KNOWN)) for cell in self.seen.cells.values()
             ]
-            self.plane = fit_plane(points, self.shape, _STIFFNESS)
+            self.plane = fit_plane(points, self._shape, _STIFFNESS)
 
     def coefficients(self) -> tuple[float, float, float]:
         """Return the milliseconds per call, per step and per token, at the present speed."""
         speed = math.exp(self.seen.speed)
-        fixed, by_step, by_token = self.plane
-        return fixed * speed, by_step * speed, by_token * speed
+        return self.plane[0] * speed, self.plane[1] * speed, self.plane[2] * speed
+
+    @property
+    def catch_up_ms(self) -> float:
+        """The milliseconds of a token of context that the proposer has not seen."""
+        return self.plane[3] * math.exp(self.seen.speed)
 
     def at(self, gamma: float, num_tokens: float) -> float:
-        """Return the cost of a call."""
-        return self._plane_ms(gamma, num_tokens) * math.exp(self.seen.speed)
+        """Return the cost of a call whose requests the proposer knows."""
+        return self._plane_ms(gamma, num_tokens, 0.0) * math.exp(self.seen.speed)
 
-    def _plane_ms(self, gamma: float, num_tokens: float) -> float:
-        fixed, by_step, by_token = self.plane
-        return fixed + by_step * gamma + by_token * num_tokens
+    def _plane_ms(self, gamma: float, num_tokens: float, behind: float) -> float:
+        fixed, by_step, by_token, by_behind = self.plane
+        return fixed + by_step * gamma + by_token * num_tokens + by_behind * behind
 
 
 @dataclass(slots=True)
@@ -83,8 +82,8 @@ class CostTable:
         """Return the proposer's costs, a guess when it was never measured."""
         costs = self.drafts.get(proposer)
         if costs is None:
-            shape = (0.5, 0.5, 0.02) if proposer == "draft" else (0.1, 0.01, 0.001)
-            costs = self.drafts[proposer] = DraftCosts(shape, list(shape))
+            guess = [0.5, 0.5, 0.02, 0.002] if proposer == "draft" else [0.1, 0.01, 0.001, 0.0]
+            costs = self.drafts[proposer] = DraftCosts(guess)
         return costs
 
 

@@ -4,8 +4,8 @@ from .acceptance import History
 from .state import Memory, PlanState, RoundResult
 from .strengths import EASE_STEPS, Shared
 
-_CATCH_UP_TOKENS = 64
 _SHIFT = 1.0
+_ORDINARY_TOKENS = 12
 
 
 class _Pair:
@@ -67,6 +67,6 @@ def _learn_costs(result: RoundResult, state: PlanState, pairs: dict[tuple[str, s
     for proposer, gamma, ms in result.propose_ms:
         users = [pair for (name, _), pair in pairs.items() if name == proposer]
         num_asked = sum(pair.num_asked for pair in users) or gamma
+        ordinary = _ORDINARY_TOKENS * sum(pair.num_drafts for pair in users)
         behind = state.behind.get(proposer, 0)
-        ordinary = _CATCH_UP_TOKENS * max(sum(pair.num_drafts for pair in users), 1)
         state.costs.draft(proposer).observe(gamma, num_asked, ms, behind if behind > ordinary else 0)

@@ -12,10 +12,11 @@ from .state import Choice, Memory, Observation, Plan, PlanState
 from .work import Candidate, Work
 
 _FORGET_ROUNDS = 256
+_IDLE_ROUNDS = 16
 _REACH_ROUNDS = 4
 _RALLY_ROUNDS = 8
-_RALLY_GAIN, _RALLY_GAIN_AGAIN = 1.02, 1.06
-_RALLY_REST = 512
+_RALLY_GAIN, _RALLY_GAIN_AGAIN = 1.02, 1.08
+_RALLY_REST = 1024
 _END = Choice(None, 0, "end_of_output")
 _NO_PROPOSER = Choice(None, 0, "no_proposer")
 _OFF = Choice(None, 0, "adaptive_off")
@@ -29,7 +30,7 @@ def plan_round(observation: Observation, policy: Policy, state: PlanState) -> tu
     Cost: O(requests), and O(n log n) for n = kinds of requests x longest draft.
     """
     state.round_number += 1
-    state.active_rounds += state.switch.speculating
+    state.active_rounds += state.switch.speculating or state.round_number % _IDLE_ROUNDS == 0
     state.switch.probing = False
     state.behind.clear()
     if not observation.requests:

@@ -62,15 +62,16 @@ class ScoreCosts:
         """Take in one measured round. Cost: O(1), now and then O(cells)."""
         if not (math.isfinite(ms) and ms > 0.0) or num_requests < 1:
             return
-        known = self.seen.cells.get((bucket(num_requests), bucket(draft_tokens)))
+        sizes = (float(num_requests), float(draft_tokens))
+        known = self.seen.of(sizes)
         expected = 0.0
-        if known is not None and (known.x != num_requests or known.y != draft_tokens):
-            expected = math.log(self.plane_ms(num_requests, draft_tokens) / self.plane_ms(known.x, known.y))
-        cell, is_new = self.seen.learn(num_requests, draft_tokens, ms, expected)
+        if known is not None and known.sizes != sizes:
+            expected = math.log(self.plane_ms(*sizes) / self.plane_ms(*known.sizes))
+        cell, is_new = self.seen.learn(sizes, ms, expected)
         row = self.rows.setdefault(bucket(num_requests), Row())
         if is_new:
             row.cells.append(cell)
-            row.cells.sort(key=lambda c: c.y)
+            row.cells.sort(key=lambda c: c.sizes[1])
         self._unfitted += 1
         if is_new or self._unfitted >= REFIT_EVERY:
             self._fit()
@@ -86,7 +87,7 @@ class ScoreCosts:
 
     def num_plain(self, num_requests: int) -> float:
         """Return how often a round without drafts was measured at about this batch size."""
-        cell = self.seen.cells.get((bucket(num_requests), 0))
+        cell = self.seen.of((num_requests, 0.0))
         return 0.0 if cell is None else cell.count
 
     def steps(self, num_requests: int) -> Steps:
@@ -103,8 +104,7 @@ class ScoreCosts:
     def _fit(self) -> None:
         self._unfitted = 0
         points: list[Point] = [
-            (_features(cell.x, cell.y), math.exp(cell.log_ms), min(cell.count, KNOWN))
-            for cell in self.seen.cells.values()
+            (_features(*cell.sizes), math.exp(cell.log_ms), min(cell.count, KNOWN)) for cell in self.seen.cells.values()
         ]
         self.plane = fit_plane(points, _SHAPE, _STIFFNESS)
 
@@ -113,8 +113,9 @@ class ScoreCosts:
         ys, values, weights = [], [], []
         for cell in row.cells:
             cell.shown_log = cell.log_ms
-            shift = self.plane_ms(num_requests, cell.y) / self.plane_ms(cell.x, cell.y)
-            ys.append(cell.y)
+            draft_tokens = cell.sizes[1]
+            shift = self.plane_ms(num_requests, draft_tokens) / self.plane_ms(*cell.sizes)
+            ys.append(draft_tokens)
             values.append(math.exp(cell.log_ms) * shift)
             weights.append(min(cell.count, 50.0))
         _lean(ys, values, weights)
@@ -141,7 +142,7 @@ class ScoreCosts:
         return Steps([0.0, _FAR], [start], [(self.plane_ms(num_requests, 1.0) * ratio - start)])
 
     def _ratio(self, row: Row) -> float:
-        total = sum((cell.log_ms - math.log(self.plane_ms(cell.x, cell.y))) * cell.count for cell in row.cells)
+        total = sum((cell.log_ms - math.log(self.plane_ms(*cell.sizes))) * cell.count for cell in row.cells)
         return total / sum(cell.count for cell in row.cells)
 
 

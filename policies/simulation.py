@@ -32,13 +32,14 @@ class Workload:
 class Machine:
     """Milliseconds of a forward by (requests, tokens), and of a proposer's call by the gammas it was asked for.
 
-    Every measurement is multiplied by log-normal noise; one in a hundred takes twice as long.
+    `catch_up_ms` is what a proposer takes for a token of context it has not seen, `prefill_ms` the target for one of a
+    prompt. Every measurement is multiplied by log-normal noise; one in a hundred takes twice as long.
     """
 
     score_ms: Callable[[int, int], float]
     draft_ms: Mapping[str, Callable[[Sequence[int]], float]]
     noise: float = 0.05
-    catch_up_ms: float = 0.0
+    catch_up_ms: Mapping[str, float] = field(default_factory=dict)
     prefill_ms: float = 0.1
 
 
@@ -130,7 +131,7 @@ class _Loop:
     def _next_text(self) -> _Text:
         chance = random.Random(f"{self._seed} text {self._started}")
         workload = self._workloads[self._started % len(self._workloads)]
-        text = _Text(f"r{self._started}", workload)
+        text = _Text(f"{self._seed}.{self._started}", workload)
         self._started += 1
         length = workload.output_tokens + 80
         text.found = {name: [] for name in self._names}
@@ -195,18 +196,19 @@ class _Loop:
     ) -> Round:
         machine = self._machine
         prompt = sum(text.workload.prompt_tokens for text in filling)
-        spent = tuple(
-            (
-                name,
-                max(asked),
-                self._measured(machine.draft_ms[name](asked) + behind[name] * machine.catch_up_ms * (name == "draft")),
-            )
-            for name, asked in sorted(gammas.items())
-        )
+        spent = []
+        for name, asked in sorted(gammas.items()):
+            draft_ms = machine.draft_ms[name](asked) + behind[name] * machine.catch_up_ms.get(name, 0.0)
+            spent.append((name, max(asked), self._measured(draft_ms)))
         score_ms = self._measured(machine.score_ms(len(choices), tokens) if choices else 0.0)
         score_ms += prompt * machine.prefill_ms
         result = RoundResult(
-            tuple(drafts), len(choices) + len(filling), tokens + prompt, score_ms, spent, num_prefill_tokens=prompt
+            tuple(drafts),
+            len(choices) + len(filling),
+            tokens + prompt,
+            score_ms,
+            tuple(spent),
+            num_prefill_tokens=prompt,
         )
         self._state = learn_round(result, self._state)
         for text in filling:

@@ -158,21 +158,30 @@ class Asked:
 
 
 AskKey = tuple[str, str, int | None, str | None]
+_MOST_KINDS = 1024
 
 
 @dataclass(slots=True)
 class Asking:
-    """The kinds of requests met under one policy and one set of available proposers."""
+    """The kinds of requests met under one policy and one set of available proposers.
+
+    `pairs` are the tiers that draft adaptively with the proposers that may serve them, in order.
+    """
 
     policy: Policy
     available: frozenset[str]
     known: dict[AskKey, Asked] = field(default_factory=dict)
+    pairs: list[tuple[str, str]] = field(default_factory=list)
 
     def of(self, key: AskKey) -> Asked:
         """Return what requests of this (tier, mode, max_draft_tokens, proposer) ask for."""
         asked = self.known.get(key)
         if asked is None:
+            if len(self.known) >= _MOST_KINDS:
+                self.known.clear()
             asked = self.known[key] = self._work_out(*key)
+            if asked.adaptive:
+                self.pairs = sorted({*self.pairs, *((key[0], name) for name in asked.names)})
         return asked
 
     def _work_out(self, tier_name: str, mode: str, max_draft_tokens: int | None, proposer: str | None) -> Asked:
@@ -205,8 +214,8 @@ class Trial:
 class PlanState:
     """Everything between rounds, updated in place.
 
-    `active_rounds` leaves out the rounds in which speculation is off: then a request's own history does not fade, so
-    that only probes bring it back. `behind` is the context each proposer has to catch up on this round.
+    `active_rounds` leaves out most rounds in which speculation is off: then the ease of a text hardly fades, so that it
+    is mostly probes that bring it back. `behind` is the context each proposer has to catch up on this round.
     """
 
     costs: CostTable = field(default_factory=CostTable)

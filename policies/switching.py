@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from .document import Limits
 
 _CLEAR = 0.15
-_NEAR = -0.015
-_TOLERATED = 0.005
+_NEAR = -0.01
 _ENOUGH_DOUBT = 0.3
+_DOUBT_AGAIN = 0.2
 _FIRST_REST = 64
 _LONGEST_REST = 2048
 _MAX_PROBE_INTERVAL = 1024
@@ -19,8 +19,9 @@ _PROBE_LOSS = 0.005
 class Switch:
     """Whether speculation is on, and the probes while it is not.
 
-    `doubt` adds up what it is expected to lose, in plain rounds, beyond what is tolerated (a one-sided cumulative sum
-    test). `rest` is how many rounds it stays off before it is tried again without a clear gain; it doubles each time.
+    `doubt` adds up what it is expected to lose, in plain rounds, less what it gains (a one-sided cumulative sum test).
+    `rest` is how many rounds it stays off before it is tried again without a clear gain; it doubles each time.
+    `hinted_probes` counts the probes before the gain became clear.
     """
 
     speculating: bool = True
@@ -30,6 +31,7 @@ class Switch:
     size: int = 0
     probing: bool = False
     probes: int = 0
+    hinted_probes: int | None = None
     probe_interval: int = 0
     shortest_interval: int = 0
     next_probe_round: int = 0
@@ -38,12 +40,14 @@ class Switch:
         """Return whether to speculate, given the logarithm of the gain expected at a batch of this size class."""
         age = round_number - self.changed_round
         if not self.speculating:
-            clear = gain > math.log1p(limits.min_gain) and (age >= limits.min_dwell_rounds or size != self.size)
-            again = gain > _NEAR and age >= self.rest and limits.probe_duty > 0.0
-            if again or (clear and (gain > _CLEAR or age >= self.rest // 4)):
-                self.speculating, self.doubt, self.changed_round = True, 0.0, round_number
+            rested = age >= limits.min_dwell_rounds or size != self.size
+            clear = rested and self._confirmed(gain, round_number, limits)
+            near = gain > _NEAR and self.hinted_probes is None
+            again = near and age >= self.rest and limits.probe_duty > 0.0
+            if clear or again:
+                self.speculating, self.doubt, self.changed_round = True, 0.0 if clear else _DOUBT_AGAIN, round_number
         else:
-            self.doubt = max(self.doubt - gain - _TOLERATED, 0.0)
+            self.doubt = max(self.doubt - gain, 0.0)
             if self.doubt > _ENOUGH_DOUBT:
                 self.speculating, self.changed_round = False, round_number
                 self.rest = _FIRST_REST if age > _LONGEST_REST else min(max(2 * self.rest, _FIRST_REST), _LONGEST_REST)
@@ -51,6 +55,18 @@ class Switch:
                 self.next_probe_round = round_number + self.probe_interval
         self.size = size
         return self.speculating
+
+    def _confirmed(self, gain: float, round_number: int, limits: Limits) -> bool:
+        """Return whether the gain is beyond doubt, or clear and still there after one more probe."""
+        if gain <= math.log1p(limits.min_gain):
+            self.hinted_probes = None
+            return False
+        if gain > _CLEAR or limits.probe_duty <= 0.0:
+            return True
+        if self.hinted_probes is None:
+            self.hinted_probes = self.probes
+            self.next_probe_round = min(self.next_probe_round, round_number + first_interval(limits))
+        return self.probes > self.hinted_probes
 
     def probe_due(self, round_number: int, limits: Limits) -> bool:
         """Return whether this round may draft although speculation is off."""

@@ -78,6 +78,12 @@ class Work:
         self.forced_tokens += sum(curve.drafted[:gamma])
         self.forced_value += kind.tier.weight * sum(curve.accepted[:gamma])
 
+    def behind(self, index: int, memory: Memory, proposer: str) -> int:
+        """Return how many tokens of the request's context the proposer has not seen."""
+        history = memory.histories.get(proposer)
+        known = 0 if history is None else history.known_tokens
+        return max(self.requests[index].context_tokens - known, 0)
+
     def join(self, index: int, memory: Memory, kind: Asked, cap: int) -> None:
         """Put one request into the group of those like it, for the adaptive law."""
         request, history, proposer = self.requests[index], memory.history, memory.proposer
