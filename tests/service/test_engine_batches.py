@@ -54,7 +54,7 @@ async def joining(
 ) -> tuple[int, ...]:
     """Submit in round `at_round` or as soon as nothing else is going on, and return the tokens."""
     while engine.counters.rounds < at_round and engine.num_running + engine.num_waiting:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)  # not 0: dozens of waiting tasks would keep the interpreter from the rounds' thread
     return (await answer(engine, wanted, cancel_after)).token_ids
 
 
