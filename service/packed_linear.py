@@ -13,8 +13,8 @@ class PackedLinear:
     """`y = x W^T + b`, by the project's kernel on a CPU and by `F.linear` elsewhere.
 
     In the kernel each output is one accumulator that runs through the inputs in order: a row's result is the same, bit
-    for bit, whatever the number of rows. Measured against `F.linear` in bf16: 1.7 to 3 times as fast at 1 to 16 rows,
-    1.7 times at 256 (table in DECISIONS.md).
+    for bit, whatever the number of rows. Measured against `F.linear` in bf16: 2 to 2.9 times as fast at 1 to 16
+    rows, 1.9 times at 256 (table in DECISIONS.md).
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
@@ -23,11 +23,6 @@ class PackedLinear:
         self._native = library() if weight.device.type == "cpu" and weight.dtype in DTYPES else None
         self._weight = weight if self._native is None else panels(weight)
         self._dtype = DTYPES.get(weight.dtype, -1)
-
-    @property
-    def reproducible(self) -> bool:
-        """Whether a row's result cannot depend on the number of rows."""
-        return self._native is not None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product; shapes: [rows, in] to [rows, out]."""
@@ -66,11 +61,6 @@ class Head:
         self.device = weight.device
         self._linear = PackedLinear(weight.detach(), None if bias is None else bias.detach())
         self._softcap = softcap
-
-    @property
-    def reproducible(self) -> bool:
-        """Whether a row's logits do not depend on how many rows there are."""
-        return self._linear.reproducible
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [rows, vocab] in the model's dtype for `hidden` [rows, hidden]."""

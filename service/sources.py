@@ -3,7 +3,6 @@
 import hashlib
 import importlib
 import importlib.util
-import os
 import re
 import tempfile
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Literal
 from huggingface_hub import snapshot_download
 from transformers import AutoConfig
 
+from .cache import cache_dir
 from .errors import ModelUnsupportedError
 from .families import check_config
 from .gguf import convert
@@ -85,12 +85,6 @@ def pinned(source: ModelSource) -> ModelSource:
     return ModelSource("hub", source.location, local_folder(source).name) if source.kind == "hub" else source
 
 
-def cache_dir() -> Path:
-    """Return where converted models are kept: `$SPECSERVE_CACHE/models`, else `~/.cache/specserve/models`."""
-    root = os.environ.get("SPECSERVE_CACHE")
-    return (Path(root).expanduser() if root else Path.home() / ".cache" / "specserve") / "models"
-
-
 def _downloaded(source: ModelSource) -> Path:
     try:
         config_only = snapshot_download(source.location, revision=source.revision, allow_patterns=["config.json"])
@@ -113,7 +107,7 @@ def _converted(source: ModelSource) -> Path:
     else:
         status = Path(source.location).stat()
         digest = hashlib.sha256(f"{source.location}:{status.st_size}:{status.st_mtime_ns}".encode()).hexdigest()[:12]
-    folder = cache_dir() / f"{source.name}-{digest}"
+    folder = cache_dir("models") / f"{source.name}-{digest}"
     if folder.is_dir():
         return folder
     if module is None:

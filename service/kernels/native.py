@@ -7,13 +7,14 @@ import ctypes
 import functools
 import hashlib
 import logging
-import os
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
 import torch
+
+from ..cache import cache_dir
 
 LOG = logging.getLogger(__name__)
 FLAGS = (
@@ -59,18 +60,11 @@ def library() -> ctypes.CDLL | None:
     return loaded
 
 
-def cache_dir() -> Path:
-    """Return where compiled kernels are kept."""
-    given = os.environ.get("SPECSERVE_CACHE")
-    base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "specserve"
-    return base / "kernels"
-
-
 def _built(compiler: str) -> Path:
     source = Path(__file__).with_name("kernels.cpp")
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
     mark = hashlib.sha256("\0".join((source.read_text(), version, *FLAGS, _processor())).encode()).hexdigest()[:16]
-    place = cache_dir() / f"kernels-{mark}.so"
+    place = cache_dir("kernels") / f"kernels-{mark}.so"
     if place.exists():
         return place
     place.parent.mkdir(parents=True, exist_ok=True)

@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
 from specserve.service import gguf, sources
+from specserve.service.cache import cache_dir
 from specserve.service.errors import ModelUnsupportedError
 from specserve.service.models import embedded_dir, load_model, load_tokenizer, read_shape
-from specserve.service.sources import cache_dir
 
 writing = pytest.importorskip("gguf")
 pytest.importorskip("accelerate")
@@ -53,7 +53,7 @@ def test_a_file_is_converted_once_to_the_same_model_and_tokenizer(
     tokenizer = load_tokenizer(str(path))
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     assert tokenizer.get_vocab() == load_tokenizer(embedded_dir("target")).get_vocab()
-    assert [folder.name[:5] for folder in cache_dir().iterdir()] == ["tiny-"]
+    assert [folder.name[:5] for folder in cache_dir("models").iterdir()] == ["tiny-"]
 
 
 def test_a_conversion_that_fails_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_a_conversion_that_fails_leaves_nothing(path: Path, monkeypatch: pytest.
     monkeypatch.setattr(gguf.AutoTokenizer, "from_pretrained", fail)
     with pytest.raises(ModelUnsupportedError, match="no tokenizer in it"):
         read_shape(str(path))
-    assert list(cache_dir().iterdir()) == []
+    assert list(cache_dir("models").iterdir()) == []
 
 
 def test_a_file_without_its_packages_names_the_extra(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
