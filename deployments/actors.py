@@ -59,7 +59,7 @@ class TargetActor:
 
     def __init__(self, settings: dict[str, Any], secret: bytes) -> None:
         parsed = ServiceSettings.model_validate(settings)
-        executor = torch_thread(parsed.num_threads)
+        executor = torch_thread(parsed.num_threads, shared_processors=True)
         target = executor.submit(_target, parsed).result()
         self._listening = _Listening(TargetHost(target, secret, executor))
 
@@ -78,7 +78,7 @@ class VerifierActor:
 
     def __init__(self, settings: dict[str, Any], secret: bytes) -> None:
         parsed = ServiceSettings.model_validate(settings)
-        executor = torch_thread(parsed.num_threads)
+        executor = torch_thread(parsed.num_threads, shared_processors=True)
         verifier = executor.submit(_verifier, parsed).result()
         self._listening = _Listening(VerifierHost(verifier, secret, executor))
 
@@ -108,7 +108,7 @@ class ProposerDeployment:
 
     def __init__(self, settings: dict[str, Any], vocab_size: int, secret: bytes) -> None:
         parsed = ServiceSettings.model_validate(settings)
-        executor = torch_thread(parsed.num_threads)
+        executor = torch_thread(parsed.num_threads, shared_processors=True)
         draft = executor.submit(draft_proposer, parsed, vocab_size, resolve_dtype(parsed.dtype)).result()
         self._listening = _Listening(ProposerHost({draft.name: draft}, secret, executor))
 

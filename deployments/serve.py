@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import logging
 import secrets
 import signal
 import socket
@@ -62,6 +61,7 @@ def _interrupt(*_: object) -> None:
     """End whatever the main thread does, start-up included; a second signal is ignored while things are stopped."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    print("specserve: stopping ...", file=sys.stderr, flush=True)
     raise KeyboardInterrupt
 
 
@@ -87,37 +87,27 @@ def _wait_ready(settings: ServiceSettings) -> bool:
 
 
 def _run_actors(settings: ServiceSettings) -> int:
-    from .localray import start_local_ray
+    from .localray import local_ray
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
-        start_local_ray()
-        import ray
-        from ray import serve
+        with local_ray(settings.host, settings.port):
+            from ray import serve
 
-        from .app import build_app
+            from .app import build_app
 
-        serve.start(http_options={"host": settings.host, "port": settings.port})
-        serve.run(build_app(settings, secrets.token_bytes(32)), name="specserve", route_prefix="/")
-        if not _wait_ready(settings):
-            print(f"specserve: not ready after {READY_TIMEOUT_S:.0f} s; stopping", file=sys.stderr)
-            return 1
-        print(ready_line(settings), flush=True)
-        threading.Event().wait()
+            serve.run(build_app(settings, secrets.token_bytes(32)), name="specserve", route_prefix="/")
+            if not _wait_ready(settings):
+                print(f"specserve: not ready after {READY_TIMEOUT_S:.0f} s; stopping", file=sys.stderr)
+                return 1
+            print(ready_line(settings), flush=True)
+            threading.Event().wait()
     except RuntimeError as error:
         print(f"specserve: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("specserve: stopping ...", file=sys.stderr, flush=True)
-    finally:
-        import ray
-        from ray import serve
-
-        if ray.is_initialized():
-            serve.shutdown()
-            ray.shutdown()
+        pass
     return 0
 
 

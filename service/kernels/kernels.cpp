@@ -13,6 +13,11 @@
 #include <type_traits>
 #include <vector>
 
+#ifdef __linux__
+#include <omp.h>
+#include <sched.h>
+#endif
+
 namespace {
 
 constexpr int LANES = 16;
@@ -719,6 +724,19 @@ template <class T> void gumbel_argmax(const T* scores, const int64_t* keys, int6
   }
 
 extern "C" {
+
+// Binds thread i of the calling thread's OpenMP pool to processor cpus[i].
+void specserve_bind_threads(const int64_t* cpus, int64_t count) {
+#ifdef __linux__
+#pragma omp parallel num_threads(count)
+  {
+    cpu_set_t only;
+    CPU_ZERO(&only);
+    CPU_SET(cpus[omp_get_thread_num()], &only);
+    sched_setaffinity(0, sizeof(only), &only);
+  }
+#endif
+}
 
 void specserve_add_norm(int dtype, void* x, const void* branch, const void* post, const void* pre, void* out,
                         int64_t rows, int64_t width, double eps, int mode) {

@@ -33,6 +33,7 @@ _SIGNATURES = {
     "specserve_product": [_INT, *[_POINTER] * 4, _LONG, _LONG, _LONG],
     "specserve_gated": [_INT, _POINTER, _POINTER, _LONG, _LONG, _INT],
     "specserve_gumbel_argmax": [_INT, _POINTER, _POINTER, _POINTER, _LONG, _LONG],
+    "specserve_bind_threads": [_POINTER, _LONG],
     "specserve_argmax": [_INT, _POINTER, _POINTER, _LONG, _LONG],
 }
 
@@ -98,3 +99,10 @@ def argmax(logits: torch.Tensor) -> list[int]:
     out = torch.empty(logits.shape[0], dtype=torch.int64)
     native.specserve_argmax(DTYPES[logits.dtype], logits.data_ptr(), out.data_ptr(), logits.shape[0], logits.shape[1])
     return [int(token) for token in out.tolist()]
+
+
+def bind_threads(cpus: list[int]) -> None:
+    """Keep thread i of the calling thread's OpenMP pool on processor `cpus[i]`."""
+    native = library()
+    if native is not None:
+        native.specserve_bind_threads((_LONG * len(cpus))(*cpus), len(cpus))

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from support.service import Service
 
-from specserve.deployments.localray import start_local_ray
+from specserve.deployments.localray import local_ray
 from specserve.deployments.settings import ServiceSettings
 
 
@@ -19,17 +19,13 @@ def free_port() -> int:
 
 @pytest.fixture(scope="session")
 def service() -> Iterator[Service]:
-    start_local_ray()
-    import ray
-    from ray import serve
-
-    from specserve.deployments.app import build_app
-
     settings = ServiceSettings(port=free_port(), dtype="float32", num_pages=512)
-    serve.start(http_options={"host": settings.host, "port": settings.port})
-    handle = serve.run(build_app(settings, b"a secret of this test session!!!"), name="specserve", route_prefix="/")
-    running = Service(f"http://{settings.host}:{settings.port}", settings, handle)
-    assert httpx.get(f"{running.url}/ready", timeout=30).status_code == 200
-    yield running
-    serve.shutdown()
-    ray.shutdown()
+    with local_ray(settings.host, settings.port):
+        from ray import serve
+
+        from specserve.deployments.app import build_app
+
+        handle = serve.run(build_app(settings, b"a secret of this test session!!!"), name="specserve", route_prefix="/")
+        running = Service(f"http://{settings.host}:{settings.port}", settings, handle)
+        assert httpx.get(f"{running.url}/ready", timeout=30).status_code == 200
+        yield running
