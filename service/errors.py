@@ -4,6 +4,10 @@ SpecserveError
 ├── BadRequestError            the caller's mistake: names the field
 │   ├── PromptTooLongError     the prompt can never fit
 │   └── ModelNotFoundError     no such model
+├── UnauthenticatedError       no key, or an unknown one
+├── ForbiddenError             a known key that may not do this
+├── QuotaExceededError         a key used up what it may use
+├── OverloadedError            the cell has no room for one more request
 ├── ModelUnsupportedError      a model this engine refuses to load
 ├── RoundLostError             target or verifier died during a round
 ├── ProposerUnavailableError   a proposer did not answer in time, or at all
@@ -35,6 +39,40 @@ class PromptTooLongError(BadRequestError):
 
 class ModelNotFoundError(BadRequestError):
     """The named model is not served here."""
+
+
+class UnauthenticatedError(SpecserveError):
+    """Nobody is known by what was sent in place of a key; `code` says what was wrong with it."""
+
+    def __init__(self, message: str, code: str = "invalid_api_key") -> None:
+        super().__init__(message, code)
+        self.code = code
+
+
+class ForbiddenError(SpecserveError):
+    """The key is known and may not do this; `param` names the field that asks for it, if one does."""
+
+    def __init__(self, message: str, param: str | None = None, code: str = "not_allowed") -> None:
+        super().__init__(message, param, code)
+        self.param = param
+        self.code = code
+
+
+class QuotaExceededError(SpecserveError):
+    """A limit of the key is reached; `retry_after_s` is None when the same request can never fit."""
+
+    def __init__(self, message: str, retry_after_s: float | None, code: str = "rate_limit_exceeded") -> None:
+        super().__init__(message, retry_after_s, code)
+        self.retry_after_s = retry_after_s
+        self.code = code
+
+
+class OverloadedError(SpecserveError):
+    """Too many requests wait already; nothing was allocated for this one."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message, retry_after_s)
+        self.retry_after_s = retry_after_s
 
 
 class ModelUnsupportedError(SpecserveError):
