@@ -163,7 +163,8 @@ class Credentials:
         scheme, _, token = (authorization or "").strip().partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             raise UnauthenticatedError("an API key is needed: send `Authorization: Bearer KEY`", "missing_api_key")
-        digest, found = _digest(token.strip()), None
+        digest = _digest(token.strip())
+        found: Principal | None = None
         for known, principal in (*self._known, *self._admin):
             if hmac.compare_digest(known, digest):
                 found = principal
