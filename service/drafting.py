@@ -138,7 +138,7 @@ def well_formed(draft: Draft, row: ProposeRow, vocab_size: int) -> bool:
     ids, probs = draft.support_ids, draft.support_probs
     if ids is None or probs is None:
         return ids is None and probs is None
-    if row.sampling.greedy or row.sampling.acceptance != "rejection":
+    if row.sampling.greedy or row.sampling.acceptance == "coupled":
         return False
     if ids.shape != probs.shape or ids.ndim != 2 or len(ids) != gamma:
         return False

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-Acceptance = Literal["coupled", "rejection"]
+Acceptance = Literal["coupled", "rejection", "block"]
 FinishReason = Literal["stop", "length"]
 
 

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from .acceptance import expand_support, ratio_test, walk_chain
+from .acceptance import block_test, expand_support, ratio_test, walk_chain
 from .coupled import gumbel_max
 from .kernels.native import argmax
 from .messages import Features, Sampling, TokenLogprob, Verdict, VerdictBatch, VerifyBatch, VerifyRow
@@ -88,7 +88,8 @@ def _ratio(logits: torch.Tensor, row: VerifyRow) -> tuple[int, tuple[int, ...]]:
     draft_probs = expand_support(row.support_ids, row.support_probs, logits.shape[-1]).double()
     draft_probs /= draft_probs.sum(-1, keepdim=True)
     positions = range(row.committed_len, row.committed_len + gamma + 1)
-    return ratio_test(
+    test = block_test if sampling.acceptance == "block" else ratio_test
+    return test(
         row.draft_token_ids,
         target_probs,
         draft_probs,

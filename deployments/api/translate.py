@@ -59,8 +59,6 @@ def _check_common(body: CommonRequest, backend: Backend) -> None:
     _refuse(
         "response_format", body.response_format not in (None, {"type": "text"}), "other than text is not supported yet"
     )
-    acceptance = body.speculation.acceptance if body.speculation is not None else None
-    _refuse("speculation.acceptance", acceptance == "block", "'block' is not supported yet")
     _refuse("stream_options", body.stream_options is not None and not body.stream, "needs stream: true")
     in_range = all(0 <= token_id < backend.vocab_size for token_id in body.stop_token_ids or ())
     _refuse("stop_token_ids", not in_range, f"must be within 0..{backend.vocab_size - 1}")
@@ -171,8 +169,6 @@ def _max_tokens(body: CommonRequest, backend: Backend, prompt_len: int, param: s
 
 def _sampling(body: CommonRequest, speculation: Speculation, seed: int) -> Sampling:
     temperature = 1.0 if body.temperature is None else body.temperature
-    acceptance = speculation.acceptance
-    assert acceptance != "block"
     return Sampling(
         greedy=temperature == 0,
         temperature=temperature or 1.0,
@@ -180,7 +176,7 @@ def _sampling(body: CommonRequest, speculation: Speculation, seed: int) -> Sampl
         top_p=1.0 if body.top_p is None else body.top_p,
         min_p=0.0 if body.min_p is None else body.min_p,
         seed=seed,
-        acceptance=acceptance,
+        acceptance=speculation.acceptance,
     )
 
 

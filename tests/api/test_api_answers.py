@@ -53,6 +53,16 @@ async def test_a_chat_message_has_role_content_and_refusal(client: httpx.AsyncCl
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("acceptance", ["coupled", "rejection", "block"])
+async def test_every_acceptance_rule_reaches_the_backend(
+    client: httpx.AsyncClient, backend: Any, acceptance: str
+) -> None:
+    fields = {"temperature": 0.7, "speculation": {"acceptance": acceptance}}
+    assert (await client.post("/v1/completions", json=TEXT | fields)).status_code == 200
+    assert backend.submitted[0].sampling.acceptance == acceptance
+
+
+@pytest.mark.asyncio
 async def test_every_field_reaches_the_backend(client: httpx.AsyncClient, backend: Any) -> None:
     fields = {
         "max_tokens": 9, "max_completion_tokens": 8, "min_tokens": 2, "temperature": 0, "top_p": 0.5, "top_k": 3,

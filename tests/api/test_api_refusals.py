@@ -24,7 +24,7 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"priority": "high"}, "priority"), ({"cache_salt": ""}, "cache_salt"), ({"cache_salt": 5}, "cache_salt"),
     ({"speculation": {"mode": "fast"}}, "speculation.mode"), ({"speculation": {"gamma": 1}}, "speculation.gamma"),
     ({"speculation": {"max_draft_tokens": 65}}, "speculation.max_draft_tokens"),
-    ({"speculation": {"acceptance": "block"}}, "speculation.acceptance"),
+    ({"speculation": {"acceptance": "typical"}}, "speculation.acceptance"),
 ]  # fmt: skip
 ONLY_TEXT: list[tuple[dict[str, Any], str]] = [
     ({"echo": True}, "echo"), ({"suffix": "x"}, "suffix"), ({"best_of": 2}, "best_of"), ({"logprobs": 21}, "logprobs"),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.cells import Cell, FixedPlanner, RandomPlanner, ScriptedProposer, save_tiny_llama
 
-from specserve.service.messages import Sampling
+from specserve.service.messages import Acceptance, Sampling
 from specserve.service.requests import GenerationRequest
 
 GREEDY = Sampling()
@@ -74,8 +74,9 @@ def test_output_does_not_depend_on_batch_preemption_or_chunks(
     assert [done.token_ids for done in together] == alone
 
 
-def test_rejection_sampling_with_a_perfect_draft_accepts_nearly_everything(self_drafting: Cell) -> None:
-    sampling = Sampling(greedy=False, temperature=1.0, top_k=20, seed=3, acceptance="rejection")
+@pytest.mark.parametrize("acceptance", ["rejection", "block"])
+def test_a_ratio_test_of_a_perfect_draft_accepts_nearly_everything(self_drafting: Cell, acceptance: Acceptance) -> None:
+    sampling = Sampling(greedy=False, temperature=1.0, top_k=20, seed=3, acceptance=acceptance)
     planner = FixedPlanner("draft", 4)
     self_drafting.run(planner, requests(sampling, 4, 40))
     drafted = sum(outcome.num_drafted for outcome in planner.outcomes)

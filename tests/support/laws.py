@@ -73,7 +73,7 @@ class Law:
 
 def target_law(target: Table, num_tokens: int) -> Law:
     """Return the law of plain decoding: the joint of the first `num_tokens` tokens."""
-    return Law(dict(_continued(target, (), num_tokens)))
+    return Law(dict(continued(target, (), num_tokens)))
 
 
 class _Run:
@@ -192,7 +192,7 @@ def output_law(
         assert len(emitted) <= gamma + 1
         if any(float(target(emitted[:place])[token]) == 0.0 for place, token in enumerate(emitted)):
             forbidden.add(emitted)
-        for tokens, share in _continued(target, emitted, gamma + 1):
+        for tokens, share in continued(target, emitted, gamma + 1):
             probs[tokens] += run.weight * share
     return Law(dict(probs), frozenset(forbidden))
 
@@ -241,12 +241,12 @@ def _one_round(
     return tuple(rule(tokens, torch.stack(p_rows), q_rows, accept, residuals)[1])
 
 
-def _continued(target: Table, tokens: Prefix, num_tokens: int) -> Iterator[tuple[Prefix, float]]:
+def continued(target: Table, tokens: Prefix, num_tokens: int) -> Iterator[tuple[Prefix, float]]:
     """Yield every continuation of `tokens` to `num_tokens`, with the target's probability of the continuation."""
     if len(tokens) >= num_tokens:
         yield tokens, 1.0
         return
     for token, prob in enumerate(target(tokens).tolist() if tokens in target.rows else [1.0]):
         if prob > 0.0:
-            for longer, share in _continued(target, (*tokens, token), num_tokens):
+            for longer, share in continued(target, (*tokens, token), num_tokens):
                 yield longer, prob * share
