@@ -37,15 +37,19 @@ def commit(
     tokenizer: PreTrainedTokenizerFast,
     eos_token_ids: tuple[int, ...],
 ) -> Committed:
-    """Commit `token_ids` one by one until one of them ends the request; what comes after it is dropped."""
+    """Commit `token_ids` one by one until one of them ends the request; what comes after it is dropped.
+
+    Until `min_tokens` are there, the verifier lets no ending token appear, and stop strings are looked for from then
+    on.
+    """
     shown = ""
+    ending = ending_token_ids(request, eos_token_ids)
     taken = 0
     for token_id in token_ids:
         output.token_ids.append(token_id)
         taken += 1
         count = len(output.token_ids)
-        ends = token_id in request.stop_token_ids or (token_id in eos_token_ids and not request.ignore_eos)
-        if ends and count >= request.min_tokens:
+        if token_id in ending:
             output.finish_reason = "stop"
             break
         output.held_text += output.decoder.step(tokenizer.backend_tokenizer, token_id) or ""
@@ -64,6 +68,11 @@ def commit(
         shown += output.held_text
         output.held_text = ""
     return Committed(token_ids[:taken], logprobs[:taken], shown)
+
+
+def ending_token_ids(request: GenerationRequest, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the tokens that end `request`."""
+    return request.stop_token_ids if request.ignore_eos else (*request.stop_token_ids, *eos_token_ids)
 
 
 def _first_stop(text: str, stops: tuple[str, ...]) -> int | None:

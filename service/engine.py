@@ -182,7 +182,10 @@ class Engine:
         drafts, propose_ms = await self._drafting.propose(number, decoding, decisions)
         rows = tuple(self._scheduler.row(turn, drafts.get(turn.running.request.request_id)) for turn in turns)
         sampled = [turn.running for turn in turns if turn.sampled]
-        verify = VerifyBatch(number, tuple(r.verify_row(drafts.get(r.request.request_id)) for r in sampled))
+        verify = VerifyBatch(
+            number,
+            tuple(r.verify_row(drafts.get(r.request.request_id), self.config.eos_token_ids) for r in sampled),
+        )
         num_prefill_tokens = sum(turn.end - turn.running.kv_len for turn in turns if not turn.decoding)
         scoring = time.perf_counter()
         try:

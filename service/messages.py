@@ -16,7 +16,11 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one request turns logits into a token. `greedy` is a mode of its own; temperature is then unused."""
+    """How one request turns logits into a token. `greedy` is a mode of its own; temperature is then unused.
+
+    `repetition_penalty` looks at prompt and output (transformers' meaning), `presence_penalty` and `frequency_penalty`
+    at the output alone (OpenAI's); `logit_bias` holds distinct token ids. These hold for greedy requests, too.
+    """
 
     greedy: bool = True
     temperature: float = 1.0
@@ -25,6 +29,15 @@ class Sampling:
     min_p: float = 0.0
     seed: int = 0
     acceptance: Acceptance = "coupled"
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def penalised(self) -> bool:
+        """True when the distribution depends on which tokens came before."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +91,22 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class History:
+    """The distinct tokens that a request's penalties look at, and how often each stands in its committed output.
+
+    Shapes: both [tokens]; a count of 0 is a token of the prompt alone. Size: 8 * tokens.
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    counts: npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class VerifyRow:
     """One request's sampled positions: `len(draft.token_ids) + 1` of them when there is a draft, else one.
 
     The token after all `committed_len` committed ones is the first to be decided; its position is `committed_len`.
+    `history` comes with penalties alone. At the first `num_barred` positions no token of `barred_token_ids` may appear.
     """
 
     request_id: str
@@ -91,6 +116,14 @@ class VerifyRow:
     support_ids: npt.NDArray[np.int32] | None
     support_probs: npt.NDArray[np.float32] | None
     num_logprobs: int | None
+    history: History | None = None
+    barred_token_ids: tuple[int, ...] = ()
+    num_barred: int = 0
+
+    @property
+    def adjusted(self) -> bool:
+        """True when the raw logits change before they become a distribution."""
+        return bool(self.sampling.logit_bias) or self.history is not None or self.num_barred > 0
 
 
 @dataclass(frozen=True, slots=True)

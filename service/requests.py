@@ -82,6 +82,12 @@ def check_request(request: GenerationRequest, vocab_size: int, max_tokens: int, 
         raise BadRequestError("the prompt is empty", "prompt")
     if not all(0 <= token_id < vocab_size for token_id in request.prompt_token_ids):
         raise BadRequestError(f"a token id is outside 0..{vocab_size - 1}", "prompt")
+    for field, token_ids in (
+        ("stop_token_ids", request.stop_token_ids),
+        ("logit_bias", [token_id for token_id, _ in request.sampling.logit_bias]),
+    ):
+        if not all(0 <= token_id < vocab_size for token_id in token_ids):
+            raise BadRequestError(f"a token id is outside 0..{vocab_size - 1}", field)
     if request.max_tokens < 1:
         raise BadRequestError("max_tokens must be at least 1", "max_tokens")
     if length + request.max_tokens > max_tokens:

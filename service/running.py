@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
-from .commit import Output
+from .commit import Output, ending_token_ids
 from .errors import SpecserveError
+from .history import TokenCounts
 from .messages import Draft, VerifyRow
 from .ports import RequestView
 from .prefix import PrefixKeys
@@ -74,6 +75,7 @@ class Running:
     num_cached_tokens: int = 0
     restarted: bool = False
     output: Output = field(default_factory=Output)
+    counts: TokenCounts | None = None
     known: dict[str, tuple[int, int]] = field(default_factory=dict)
     admitted_s: float | None = None
     first_token_s: float | None = None
@@ -113,16 +115,23 @@ class Running:
             remaining_tokens,
         )
 
-    def verify_row(self, draft: Draft | None) -> VerifyRow:
+    def verify_row(self, draft: Draft | None, eos_token_ids: tuple[int, ...]) -> VerifyRow:
         """Return what the verifier needs to decide the next tokens, `draft` among them."""
+        sampling = self.request.sampling
+        if sampling.penalised and self.counts is None:
+            self.counts = TokenCounts(self.request.prompt_token_ids, sampling)
+        num_barred = max(self.request.min_tokens - len(self.output.token_ids), 0)
         return VerifyRow(
             self.request.request_id,
             self.committed_len,
-            self.request.sampling,
+            sampling,
             draft.token_ids if draft is not None else (),
             draft.support_ids if draft is not None else None,
             draft.support_probs if draft is not None else None,
             self.request.num_logprobs,
+            None if self.counts is None else self.counts.history(self.output.token_ids),
+            ending_token_ids(self.request, eos_token_ids) if num_barred else (),
+            num_barred,
         )
 
     def observe(self, reason: str, proposer: str | None, num_drafted: int, num_accepted: int) -> None:

@@ -1,10 +1,67 @@
-"""From logits to the distribution a request samples from: temperature, top-k, top-p, min-p, in transformers' order."""
+"""From logits to the distribution a request samples from, in this order: bias, penalties (repetition, frequency,
+presence), tokens barred by min_tokens; then temperature, top-k, top-p, min-p.
+
+The first group is vLLM's order and holds for greedy requests, too; the second is transformers', for sampled ones.
+"""
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
-from .messages import Sampling
+from .messages import History, Sampling, VerifyRow
+
+
+def widened(logits: torch.Tensor) -> torch.Tensor:
+    """Return a copy of `logits` to process: float64 stays, everything else becomes float32."""
+    return logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32, copy=True)
+
+
+def adjust(scores: torch.Tensor, row: VerifyRow) -> None:
+    """Apply the bias, penalties and bars of `row` to its raw logits [gamma + 1, vocab], in place.
+
+    Position j is processed on the committed tokens and the first j of the draft. Cost: a pass over the tokens named,
+    not over the vocabulary; another pass where tokens are barred.
+    """
+    if row.sampling.logit_bias:
+        token_ids, values = zip(*row.sampling.logit_bias, strict=True)
+        scores[:, torch.tensor(token_ids, device=scores.device)] += _column(values, scores)[:, 0]
+    if row.history is not None:
+        _penalise(scores, row.draft_token_ids, row.sampling, row.history)
+    if row.num_barred > 0 and row.barred_token_ids:
+        _bar(scores[: row.num_barred], torch.tensor(row.barred_token_ids, device=scores.device))
+
+
+def _penalise(scores: torch.Tensor, draft_token_ids: Sequence[int], sampling: Sampling, history: History) -> None:
+    """Lower the tokens of `history` and of the draft before each position. Source of the formulae: CTRL
+    (arXiv 1909.05858, section 4.1) for repetition, OpenAI's API reference for frequency and presence.
+    """
+    draft = np.array(draft_token_ids, dtype=np.int64)
+    drafted = np.setdiff1d(draft, history.token_ids)
+    token_ids = np.concatenate([history.token_ids.astype(np.int64), drafted])
+    counts = np.zeros((len(draft) + 1, len(token_ids)), dtype=np.int64)
+    np.cumsum(draft[:, None] == token_ids, axis=0, out=counts[1:])
+    counts[:, : len(history.counts)] += history.counts
+    seen = counts > 0
+    seen[:, : len(history.counts)] = True
+    columns = torch.from_numpy(token_ids).to(scores.device)
+    some = scores[:, columns]
+    if sampling.repetition_penalty != 1.0:
+        lowered = torch.where(some > 0, some / sampling.repetition_penalty, some * sampling.repetition_penalty)
+        some = torch.where(torch.from_numpy(seen).to(some.device), lowered, some)
+    times = torch.from_numpy(counts).to(some)
+    some -= sampling.frequency_penalty * times
+    some -= sampling.presence_penalty * (times > 0)
+    scores[:, columns] = some
+
+
+def _bar(scores: torch.Tensor, token_ids: torch.Tensor) -> None:
+    """Remove `token_ids`, except at positions where nothing else is left."""
+    before = scores[:, token_ids]
+    scores[:, token_ids] = -torch.inf
+    stuck = torch.isneginf(scores.amax(-1)).nonzero()
+    if len(stuck):
+        scores[stuck, token_ids] = before[stuck[:, 0]]
 
 
 def target_log_probs(logits: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:

@@ -11,7 +11,7 @@ from .messages import Features, Sampling, TokenLogprob, Verdict, VerdictBatch, V
 from .models import LoadedModel
 from .noise import Role, uniform
 from .packed_linear import Head
-from .sampling import target_log_probs, target_scores
+from .sampling import adjust, target_log_probs, target_scores, widened
 from .target import unpack_features
 
 
@@ -35,7 +35,8 @@ class Verifier:
 def decide(logits: torch.Tensor, rows: tuple[VerifyRow, ...]) -> tuple[Verdict, ...]:
     """Return the verdicts of packed `logits` [sum(gamma + 1), vocab]; each position is processed on its own prefix.
 
-    Greedy positions are decided in the logits' own dtype; only what is sampled or logged becomes float32.
+    Greedy positions are decided in the logits' own dtype; only what is adjusted, sampled or logged becomes float32.
+    Log-probabilities are those of the raw logits, before every processor.
     """
     spans: list[tuple[int, int]] = []
     start = 0
@@ -57,34 +58,50 @@ def decide(logits: torch.Tensor, rows: tuple[VerifyRow, ...]) -> tuple[Verdict, 
 
 def _target_tokens(logits: torch.Tensor, rows: tuple[VerifyRow, ...], spans: list[tuple[int, int]]) -> list[int | None]:
     """Return the target's own token at every position; None at those that the ratio test decides."""
-    greedy = any(row.sampling.greedy for row in rows)
+    greedy = any(row.sampling.greedy and not row.adjusted for row in rows)
     tokens: list[int | None] = list(argmax(logits)) if greedy else [0] * logits.shape[0]
-    places: list[int] = []
-    seeds: list[int] = []
-    positions: list[int] = []
-    samplings: list[Sampling] = []
+    drawn: list[tuple[VerifyRow, int, int]] = []
     for row, (start, end) in zip(rows, spans, strict=True):
         if row.sampling.greedy:
-            continue
-        if row.support_ids is not None:
+            if row.adjusted:
+                tokens[start:end] = argmax(_adjusted(logits[start:end], row))
+        elif row.support_ids is not None:
             tokens[start:end] = [None] * (end - start)
-            continue
-        places.extend(range(start, end))
-        seeds.extend([row.sampling.seed] * (end - start))
-        positions.extend(range(row.committed_len, row.committed_len + end - start))
-        samplings.extend([row.sampling] * (end - start))
-    if places:
-        chosen = logits if len(places) == logits.shape[0] else logits[torch.tensor(places, device=logits.device)]
-        for place, token in zip(places, gumbel_max(target_scores(chosen, samplings), seeds, positions), strict=True):
+        else:
+            drawn.append((row, start, end))
+    if drawn:
+        places = [place for _, start, end in drawn for place in range(start, end)]
+        for place, token in zip(places, _coupled_tokens(logits, places, drawn), strict=True):
             tokens[place] = token
     return tokens
+
+
+def _coupled_tokens(logits: torch.Tensor, places: list[int], drawn: list[tuple[VerifyRow, int, int]]) -> list[int]:
+    """Return the Gumbel-max tokens at `places`, the positions of the rows `drawn` (with start and end) in order."""
+    chosen = logits if len(places) == logits.shape[0] else logits[torch.tensor(places, device=logits.device)]
+    if any(row.adjusted for row, _, _ in drawn):
+        chosen = widened(chosen)
+    samplings: list[Sampling] = []
+    positions: list[int] = []
+    for row, start, end in drawn:
+        if row.adjusted:
+            adjust(chosen[len(samplings) : len(samplings) + end - start], row)
+        samplings.extend([row.sampling] * (end - start))
+        positions.extend(range(row.committed_len, row.committed_len + end - start))
+    return gumbel_max(target_scores(chosen, samplings), [sampling.seed for sampling in samplings], positions)
+
+
+def _adjusted(logits: torch.Tensor, row: VerifyRow) -> torch.Tensor:
+    scores = widened(logits)
+    adjust(scores, row)
+    return scores
 
 
 def _ratio(logits: torch.Tensor, row: VerifyRow) -> tuple[int, tuple[int, ...]]:
     assert row.support_ids is not None
     assert row.support_probs is not None
     gamma, sampling = len(row.draft_token_ids), row.sampling
-    target_probs = target_log_probs(logits.cpu().double(), [sampling] * (gamma + 1)).exp()
+    target_probs = target_log_probs(_adjusted(logits.cpu().double(), row), [sampling] * (gamma + 1)).exp()
     draft_probs = expand_support(row.support_ids, row.support_probs, logits.shape[-1]).double()
     draft_probs /= draft_probs.sum(-1, keepdim=True)
     positions = range(row.committed_len, row.committed_len + gamma + 1)

@@ -12,6 +12,7 @@ ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 MAX_SEED = 2**63 - 1
+MAX_BIASED_TOKENS = 1024
 
 
 def _check_prompt(value: object) -> object:
@@ -37,6 +38,19 @@ def _check_stop(value: object) -> object:
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops) or len(stops) > 4:
         raise ValueError("must be a non-empty string or a list of up to 4 of them")
     return stops
+
+
+def _check_bias(value: object) -> object:
+    """Return the map with whole numbers for keys: JSON has only strings for them."""
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not all(str(key).isascii() and str(key).isdecimal() for key in value):
+        raise ValueError("must be a map from token ids to numbers")
+    if len(value) > MAX_BIASED_TOKENS:
+        raise ValueError(f"must have at most {MAX_BIASED_TOKENS} entries")
+    if not all(type(bias) in (int, float) and -100 <= bias <= 100 for bias in value.values()):
+        raise ValueError("must hold numbers from -100 to 100")
+    return {int(key): float(bias) for key, bias in value.items()}
 
 
 class Speculation(BaseModel):
@@ -85,10 +99,10 @@ class CommonRequest(BaseModel):
     speculation: Speculation | None = None
 
     prediction: Any = None
-    presence_penalty: Number | None = None
-    frequency_penalty: Number | None = None
-    repetition_penalty: Number | None = None
-    logit_bias: Any = None
+    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] | None = None
+    logit_bias: Annotated[dict[int, float] | None, BeforeValidator(_check_bias)] = None
     response_format: Any = None
 
     user: Any = None

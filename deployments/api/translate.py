@@ -52,16 +52,13 @@ def _check_common(body: CommonRequest, backend: Backend) -> None:
     if body.model != backend.model_id:
         raise ModelNotFoundError(f"the model {body.model!r} is not served here", "model", "model_not_found")
     _refuse("prediction", body.prediction is not None, "is not supported yet")
-    _refuse("presence_penalty", body.presence_penalty not in (None, 0), "other than 0 is not supported yet")
-    _refuse("frequency_penalty", body.frequency_penalty not in (None, 0), "other than 0 is not supported yet")
-    _refuse("repetition_penalty", body.repetition_penalty not in (None, 1), "other than 1 is not supported yet")
-    _refuse("logit_bias", bool(body.logit_bias), "is not supported yet")
     _refuse(
         "response_format", body.response_format not in (None, {"type": "text"}), "other than text is not supported yet"
     )
     _refuse("stream_options", body.stream_options is not None and not body.stream, "needs stream: true")
-    in_range = all(0 <= token_id < backend.vocab_size for token_id in body.stop_token_ids or ())
-    _refuse("stop_token_ids", not in_range, f"must be within 0..{backend.vocab_size - 1}")
+    for param, token_ids in (("stop_token_ids", body.stop_token_ids), ("logit_bias", body.logit_bias)):
+        in_range = all(0 <= token_id < backend.vocab_size for token_id in token_ids or ())
+        _refuse(param, not in_range, f"must name tokens within 0..{backend.vocab_size - 1}")
 
 
 def _refuse(param: str, refused: bool, why: str) -> None:
@@ -177,6 +174,10 @@ def _sampling(body: CommonRequest, speculation: Speculation, seed: int) -> Sampl
         min_p=0.0 if body.min_p is None else body.min_p,
         seed=seed,
         acceptance=speculation.acceptance,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias=tuple(sorted((body.logit_bias or {}).items())),
     )
 
 

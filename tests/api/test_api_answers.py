@@ -68,6 +68,7 @@ async def test_every_field_reaches_the_backend(client: httpx.AsyncClient, backen
         "max_tokens": 9, "max_completion_tokens": 8, "min_tokens": 2, "temperature": 0, "top_p": 0.5, "top_k": 3,
         "min_p": 0.25, "seed": -1, "stop": "x", "stop_token_ids": [7], "ignore_eos": True, "logprobs": 2,
         "service_tier": "fast", "prompt": [1, 2, 3], "priority": -3, "cache_salt": "tenant",
+        "repetition_penalty": 1.25, "presence_penalty": -0.5, "frequency_penalty": 2, "logit_bias": {"9": -100, "2": 1},
         "speculation": {"mode": "on", "max_draft_tokens": 4, "proposer": "ngram", "acceptance": "rejection"},
     }  # fmt: skip
     assert (await client.post("/v1/completions", json=TEXT | fields)).status_code == 200
@@ -79,6 +80,8 @@ async def test_every_field_reaches_the_backend(client: httpx.AsyncClient, backen
     assert (request.priority, request.cache_salt) == (-3, "tenant")
     assert sampling.greedy
     assert (sampling.top_k, sampling.top_p, sampling.min_p) == (3, 0.5, 0.25)
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.25, -0.5, 2.0)
+    assert sampling.logit_bias == ((2, 1.0), (9, -100.0))
     assert sampling.seed == 2**63 - 1
     assert sampling.acceptance == "rejection"
 

@@ -14,6 +14,7 @@ from specserve.service.messages import (
     Draft,
     DraftBatch,
     Features,
+    History,
     ProposeBatch,
     ProposeRow,
     Sampling,
@@ -29,6 +30,7 @@ from specserve.service.messages import (
 IDS = np.array([[1, 2, 3], [4, 5, 6]], np.int32)
 PROBS = np.array([[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]], np.float32)
 SAMPLING = Sampling(greedy=False, temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=2**63, acceptance="rejection")
+HISTORY = History(np.array([3, 9], np.int32), np.array([0, 2], np.int32))
 SCORE_ROW = ScoreRow("a", 7, (1, 2, 3), 2, (0, 9))
 DRAFT = Draft("a", 7, (1, 2), IDS, PROBS)
 VERIFY_ROW = VerifyRow("a", 7, SAMPLING, (1, 2), IDS, PROBS, 2)
@@ -39,6 +41,7 @@ PROPOSE_ROW = ProposeRow("a", 7, 3, (1, 2, 3, 4), 4, Sampling())
 MESSAGES: list[Any] = [
     Sampling(),
     SAMPLING,
+    Sampling(repetition_penalty=1.5, presence_penalty=-2.0, frequency_penalty=0.5, logit_bias=((3, -100.0), (4, 2.5))),
     SCORE_ROW,
     ScoreBatch(1, (SCORE_ROW, SCORE_ROW)),
     Features(1, False, np.arange(5120, dtype=np.float32).reshape(8, 640)),
@@ -47,7 +50,9 @@ MESSAGES: list[Any] = [
     Features(1, False, np.zeros((0, 640), np.float32)),
     DRAFT,
     Draft("b", 0, ()),
+    HISTORY,
     VERIFY_ROW,
+    dataclasses.replace(VERIFY_ROW, history=HISTORY, barred_token_ids=(0, 7), num_barred=3),
     dataclasses.replace(VERIFY_ROW, support_ids=None, support_probs=None, num_logprobs=None),
     VerifyBatch(1, (VERIFY_ROW,)),
     LOGPROB,
