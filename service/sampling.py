@@ -51,7 +51,7 @@ def _penalise(scores: torch.Tensor, draft_token_ids: Sequence[int], sampling: Sa
         some = torch.where(torch.from_numpy(seen).to(some.device), lowered, some)
     times = torch.from_numpy(counts).to(some)
     some -= sampling.frequency_penalty * times
-    some -= sampling.presence_penalty * (times > 0)
+    some -= sampling.presence_penalty * (times > 0).to(some)
     scores[:, columns] = some
 
 
@@ -105,12 +105,27 @@ def _top_k(scores: torch.Tensor, num_kept: Sequence[int]) -> torch.Tensor:
 
 
 def _top_p(scores: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
-    """Remove the least likely tokens as long as their total stays within 1 - mass; the likeliest token always stays."""
-    ordered, order = torch.sort(scores, stable=True, dim=-1, descending=True)
-    ordered, order = ordered.flip(-1), order.flip(-1)
-    removed = ordered.softmax(-1).cumsum(-1) <= 1.0 - mass
-    removed[:, -1] = False
-    return scores.masked_fill(torch.zeros_like(removed).scatter(-1, order, removed), -torch.inf)
+    """Remove the least likely tokens as long as their total stays within 1 - mass; the likeliest token always stays.
+
+    Only tokens above (1 - mass) / vocab are put in order: the others have at most 1 - mass together, so all of them go
+    (half of that bound leaves room for rounding). Candidates come by row and id, so that a stable sort settles ties.
+    """
+    probs = scores.softmax(-1)
+    rows, token_ids = (probs > (1.0 - mass) / (2 * scores.shape[-1])).nonzero(as_tuple=True)
+    counts = rows.bincount(minlength=scores.shape[0])
+    places = torch.arange(len(rows), device=scores.device) - (counts.cumsum(0) - counts)[rows]
+    table = scores.new_full((scores.shape[0], int(counts.max())), -torch.inf)
+    table[rows, places] = scores[rows, token_ids]
+    shares = torch.zeros_like(table)
+    shares[rows, places] = probs[rows, token_ids]
+    order = table.sort(dim=-1, stable=True, descending=True).indices
+    shares = shares.gather(-1, order).cumsum(-1, dtype=torch.float64).roll(1, -1)
+    shares[:, 0] = 0.0
+    stays = torch.zeros_like(table, dtype=torch.bool).scatter(-1, order, shares < mass)[rows, places]
+    rows, token_ids = rows[stays], token_ids[stays]
+    kept = torch.full_like(scores, -torch.inf)
+    kept[rows, token_ids] = scores[rows, token_ids]
+    return kept
 
 
 def _replaced(scores: torch.Tensor, rows: Sequence[int], some: torch.Tensor) -> torch.Tensor:

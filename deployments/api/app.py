@@ -4,6 +4,7 @@ import logging
 import secrets
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -20,7 +21,7 @@ from .backend import Backend
 from .errors import answer_error
 from .reply import VERSION, Reply
 from .schemas import ChatCompletionRequest, CommonRequest, CompletionRequest
-from .translate import chat_requests, completion_requests
+from .translate import chat_requests, completion_echoes, completion_requests
 
 MAX_WARNED_NAMES = 1000
 _log = logging.getLogger(__name__)
@@ -41,9 +42,13 @@ def _add_generation(app: FastAPI, backend: Backend) -> None:
     warned: set[str] = set()
 
     async def answer(
-        request: Request, body: CommonRequest, reply: Reply, requests: list[GenerationRequest]
+        request: Request,
+        body: CommonRequest,
+        reply: Reply,
+        requests: list[GenerationRequest],
+        echoes: Sequence[str] = (),
     ) -> Response:
-        reply.expect(requests)
+        reply.expect(requests, echoes)
         streams = submit_all(backend, requests, "messages" if reply.chat else "prompt")
         return EventStream(reply, streams) if body.stream else await answer_whole(request, reply, streams)
 
@@ -67,7 +72,7 @@ def _add_generation(app: FastAPI, backend: Backend) -> None:
     async def completions(request: Request, body: CompletionRequest) -> Response:
         reply = begin(body, "cmpl")
         requests = completion_requests(body, backend, reply.response_id, secrets.randbits(63))
-        return await answer(request, body, reply, requests)
+        return await answer(request, body, reply, requests, completion_echoes(body, backend))
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(request: Request, body: ChatCompletionRequest) -> Response:

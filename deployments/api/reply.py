@@ -18,9 +18,13 @@ VERSION = version("specserve")
 
 @dataclass(slots=True)
 class Choice:
-    """One choice so far. `unsent` are scored tokens whose text has not gone out yet; it goes with theirs."""
+    """One choice so far. `unsent` are scored tokens whose text has not gone out yet; it goes with theirs.
+
+    `echo` is the prompt's text until it has gone out before the first output's.
+    """
 
     request: GenerationRequest
+    echo: str = ""
     text: str = ""
     num_tokens: int = 0
     unsent: Scored = field(default_factory=Scored)
@@ -29,14 +33,16 @@ class Choice:
     finish_reason: FinishReason | None = None
     summary: RequestSummary | None = None
 
-    def add(self, output: StepOutput) -> None:
-        """Take one round's output in."""
-        self.text += output.text
+    def add(self, output: StepOutput) -> str:
+        """Take one round's output in and return the text it adds."""
+        text, self.echo = self.echo + output.text, ""
+        self.text += text
         self.num_tokens += len(output.token_ids)
         if self.request.num_logprobs is not None:
             self.unsent += Scored(output.token_ids, output.logprobs)
         self.finish_reason = output.finish_reason
         self.summary = output.summary or self.summary
+        return text
 
 
 @dataclass(slots=True)
@@ -53,9 +59,10 @@ class Reply:
     continuous_usage: bool
     choices: list[Choice] = field(default_factory=list)
 
-    def expect(self, requests: Sequence[GenerationRequest]) -> None:
-        """Make one empty choice for each request."""
-        self.choices = [Choice(request) for request in requests]
+    def expect(self, requests: Sequence[GenerationRequest], echoes: Sequence[str] = ()) -> None:
+        """Make one choice for each request, which begins with its echo where there are any."""
+        begun = echoes or [""] * len(requests)
+        self.choices = [Choice(request, echo) for request, echo in zip(requests, begun, strict=True)]
 
     @property
     def finished(self) -> bool:
@@ -69,16 +76,16 @@ class Reply:
     def chunk(self, index: int, output: StepOutput) -> dict[str, Any] | None:
         """Take one round's output in and return its chunk; None when there is nothing to show yet."""
         choice = self.choices[index]
-        choice.add(output)
-        if not output.text and output.finish_reason is None:
+        text = choice.add(output)
+        if not text and output.finish_reason is None:
             return None
         part: dict[str, Any] = {"index": index}
         if self.chat:
             delta: dict[str, Any] = {} if choice.role_sent else {"role": "assistant", "content": ""}
-            part["delta"] = {**delta, "content": output.text} if output.text else delta
+            part["delta"] = {**delta, "content": text} if text else delta
             choice.role_sent = True
         else:
-            part["text"] = output.text
+            part["text"] = text
         part |= {"logprobs": self._logprobs(choice), "finish_reason": output.finish_reason}
         chunk = self._head(stream=True) | {"choices": [part]}
         if output.finish_reason is not None:

@@ -14,6 +14,8 @@ from .schemas import MAX_SEED, ChatCompletionRequest, CommonRequest, CompletionR
 
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_CHOICES = 128
+GREEDY_BELOW = 1e-5
+"""A temperature below it is 0, as in vLLM: logits divided by it would leave float32."""
 _TIERS = {"fast": "priority", "priority": "priority", "flex": "flex"}
 
 
@@ -22,13 +24,25 @@ def completion_requests(
 ) -> list[GenerationRequest]:
     """Return one request a choice, `n` for each prompt in order. Raises BadRequestError naming the field."""
     _check_common(body, backend)
-    _refuse("echo", bool(body.echo), "is not supported yet")
+    _refuse("echo", bool(body.echo) and body.logprobs is not None, "does not go with logprobs: prompts are not scored")
     _refuse("suffix", bool(body.suffix), "is not supported")
     _refuse("best_of", body.best_of not in (None, body.n or 1), "other than n is not supported")
     prompts = [_encode(prompt, backend) for prompt in _split_prompts(body)]
     if len(prompts) * (body.n or 1) > MAX_CHOICES:
         raise BadRequestError(f"at most {MAX_CHOICES} choices a request; send fewer prompts", "prompt")
     return _requests(body, backend, response_id, random_seed, prompts, "prompt", body.logprobs)
+
+
+def completion_echoes(body: CompletionRequest, backend: Backend) -> list[str]:
+    """Return the text that each choice begins with, in the order of `completion_requests`; nothing without `echo`."""
+    if not body.echo:
+        return []
+    prompts = _split_prompts(body)
+    texts = [
+        prompt if isinstance(prompt, str) else str(backend.tokenizer.decode(prompt, skip_special_tokens=True))
+        for prompt in prompts
+    ]
+    return [text for text in texts for _ in range(body.n or 1)]
 
 
 def chat_requests(
@@ -120,13 +134,13 @@ def _requests(
 ) -> list[GenerationRequest]:
     limits = [_max_tokens(body, backend, len(prompt), param) for prompt in prompts]
     speculation = body.speculation or Speculation()
-    seed = random_seed if body.seed is None else body.seed & MAX_SEED
     num_choices = body.n or 1
+    seeds = _seeds(body, random_seed, len(prompts), num_choices)
     return [
         GenerationRequest(
             request_id=response_id if len(prompts) * num_choices == 1 else f"{response_id}-{p * num_choices + c}",
             prompt_token_ids=prompt,
-            sampling=_sampling(body, speculation, choice_seed(seed, c)),
+            sampling=_sampling(body, speculation, seeds[p * num_choices + c]),
             max_tokens=limits[p],
             min_tokens=body.min_tokens or 0,
             stop=tuple(body.stop or ()),
@@ -167,8 +181,8 @@ def _max_tokens(body: CommonRequest, backend: Backend, prompt_len: int, param: s
 def _sampling(body: CommonRequest, speculation: Speculation, seed: int) -> Sampling:
     temperature = 1.0 if body.temperature is None else body.temperature
     return Sampling(
-        greedy=temperature == 0,
-        temperature=temperature or 1.0,
+        greedy=temperature < GREEDY_BELOW,
+        temperature=1.0 if temperature < GREEDY_BELOW else temperature,
         top_k=body.top_k if body.top_k is not None and body.top_k > 0 else None,
         top_p=1.0 if body.top_p is None else body.top_p,
         min_p=0.0 if body.min_p is None else body.min_p,
@@ -179,6 +193,14 @@ def _sampling(body: CommonRequest, speculation: Speculation, seed: int) -> Sampl
         frequency_penalty=body.frequency_penalty or 0.0,
         logit_bias=tuple(sorted((body.logit_bias or {}).items())),
     )
+
+
+def _seeds(body: CommonRequest, random_seed: int, num_prompts: int, num_choices: int) -> list[int]:
+    """Return the seed of every choice. The caller's own seed means the same for each prompt, whichever come with it;
+    without one all choices differ, also those of a prompt that is sent twice."""
+    if body.seed is None:
+        return [choice_seed(random_seed, choice) for choice in range(num_prompts * num_choices)]
+    return [choice_seed(body.seed & MAX_SEED, choice) for _ in range(num_prompts) for choice in range(num_choices)]
 
 
 def choice_seed(seed: int, choice: int) -> int:

@@ -1,5 +1,6 @@
 """Shapes of whole answers, what reaches the backend, and the metrics."""
 
+import json
 import logging
 from types import SimpleNamespace
 from typing import Any
@@ -116,6 +117,39 @@ async def test_n_and_several_prompts_make_choices_in_order(client: httpx.AsyncCl
     assert body["usage"]["prompt_tokens"] == 3
     assert body["usage"]["completion_tokens"] == 20
     assert body["metrics"]["speculative_decoding"] is None
+
+
+@pytest.mark.asyncio
+async def test_without_a_seed_no_two_choices_share_their_noise(client: httpx.AsyncClient, backend: Any) -> None:
+    await client.post("/v1/completions", json=TEXT | {"prompt": ["a", "a"], "n": 2})
+    assert len({request.sampling.seed for request in backend.submitted}) == 4
+
+
+@pytest.mark.asyncio
+async def test_a_temperature_too_small_for_float32_is_greedy(client: httpx.AsyncClient, backend: Any) -> None:
+    for temperature in (1e-6, 1e-4):
+        await client.post("/v1/completions", json=TEXT | {"temperature": temperature})
+    assert [(r.sampling.greedy, r.sampling.temperature) for r in backend.submitted] == [(True, 1.0), (False, 1e-4)]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("prompt", ["hi", list(b"ij"), ["a", "bc"]])
+async def test_echo_puts_the_prompt_before_every_choice(
+    client: httpx.AsyncClient, backend: Any, prompt: str | list[int] | list[str]
+) -> None:
+    fields = TEXT | {"prompt": prompt, "echo": True, "n": 2}
+    body = (await client.post("/v1/completions", json=fields)).json()
+    prompts = [backend.tokenizer.decode(request.prompt_token_ids) for request in backend.submitted]
+    assert [choice["text"] for choice in body["choices"]] == [text + "Hello" for text in prompts]
+    assert prompts[::2] == prompts[1::2]
+    assert body["usage"]["completion_tokens"] == 5 * len(prompts)
+    shown = [""] * len(prompts)
+    async with client.stream("POST", "/v1/completions", json=fields | {"stream": True}) as response:
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                for choice in json.loads(line[6:])["choices"]:
+                    shown[choice["index"]] += choice["text"]
+    assert shown == [text + "Hello" for text in prompts]
 
 
 @pytest.mark.asyncio

@@ -30,7 +30,8 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"speculation": {"acceptance": "typical"}}, "speculation.acceptance"),
 ]  # fmt: skip
 ONLY_TEXT: list[tuple[dict[str, Any], str]] = [
-    ({"echo": True}, "echo"), ({"suffix": "x"}, "suffix"), ({"best_of": 2}, "best_of"), ({"logprobs": 21}, "logprobs"),
+    ({"echo": True, "logprobs": 0}, "echo"), ({"suffix": "x"}, "suffix"), ({"best_of": 2}, "best_of"),
+    ({"logprobs": 21}, "logprobs"),
     ({"prompt": ""}, "prompt"), ({"prompt": []}, "prompt"), ({"prompt": [256]}, "prompt"), ({"prompt": 5}, "prompt"),
     ({"prompt": ["a", 1]}, "prompt"), ({"prompt": ["a"] * 129}, "prompt"), ({"prompt": [[]]}, "prompt"),
 ]  # fmt: skip

@@ -167,7 +167,7 @@ async def test_the_openai_client_reads_everything(client: httpx.AsyncClient, bac
     assert (await openai.models.retrieve("org/tiny")).id == "org/tiny"
     assert len((await openai.models.list()).data) == 1
     with pytest.raises(BadRequestError) as refused:
-        await openai.chat.completions.create(**chat, presence_penalty=1)
+        await openai.chat.completions.create(**chat, presence_penalty=3)
     assert refused.value.param == "presence_penalty"
     assert refused.value.request_id
     backend.script = lambda request: [script.step(request, "He"), RoundLostError("lost")]

@@ -97,3 +97,27 @@ def test_logits_are_left_as_they_were() -> None:
 
 def test_no_rows_give_no_rows() -> None:
     assert target_log_probs(random_logits(0), []).shape == (0, 40)
+
+
+def nucleus_by_hand(logits: torch.Tensor, mass: float) -> list[bool]:
+    """The likeliest tokens, lower ids first at a tie, until their total reaches `mass`."""
+    probs = [float(prob) for prob in logits.softmax(-1)]
+    kept, total = [False] * len(probs), 0.0
+    for token in sorted(range(len(probs)), key=lambda token: (-float(logits[token]), token)):
+        if total >= mass:
+            break
+        kept[token] = True
+        total += probs[token]
+    return kept
+
+
+@pytest.mark.parametrize("mass", [1e-9, 0.05, 0.5, 0.9, 0.999, 1 - 1e-9])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 12.0])
+def test_the_nucleus_is_the_smallest_also_among_ties(mass: float, spread: float) -> None:
+    logits = (spread * random_logits(6, 300, seed=2)).round()
+    logits[3, ::3] = -torch.inf
+    masses = [mass, 0.3, mass, mass, mass, mass]
+    batch = target_log_probs(logits, [Sampling(greedy=False, top_p=one) for one in masses])
+    for row, own, one in zip(batch, logits, masses, strict=True):
+        assert row.isfinite().tolist() == nucleus_by_hand(own, one)
+        assert torch.equal(row, target_log_probs(own[None], [Sampling(greedy=False, top_p=one)])[0])
