@@ -92,6 +92,8 @@ def _coupled_tokens(logits: torch.Tensor, places: list[int], drawn: list[tuple[V
 
 
 def _adjusted(logits: torch.Tensor, row: VerifyRow) -> torch.Tensor:
+    if not row.adjusted:
+        return logits
     scores = widened(logits)
     adjust(scores, row)
     return scores
