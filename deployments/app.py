@@ -70,6 +70,7 @@ class EngineDeployment:
         config = engine_config(parsed, read_shape(parsed.model_source))
         self._backend: EngineBackend = cell_backend(parsed, config, self._round_port, ports, self._planner)
         await self._backend.start()
+        self._backend.export_telemetry()
         current.install(self._backend)
         self._exchange = asyncio.get_running_loop().create_task(self._exchange_for_ever())
 

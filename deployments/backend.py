@@ -1,5 +1,6 @@
 """What the HTTP surface talks to: one engine, its model's name, and whether it is ready."""
 
+import os
 import time
 from collections.abc import Awaitable, Callable
 
@@ -8,6 +9,11 @@ from transformers import PreTrainedTokenizerFast
 from specserve.service.engine import Engine
 from specserve.service.requests import GenerationRequest
 from specserve.service.running import RequestStream
+
+from .api.backend import CellSnapshot
+from .api.watching import RequestObserver
+
+OTLP_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 class EngineBackend:
@@ -30,6 +36,8 @@ class EngineBackend:
         self.model_id = model_id
         self.tokenizer = tokenizer
         self.created = int(time.time())
+        self.cell_id = f"cell-{os.getpid()}"
+        self.observers: list[RequestObserver] = []
 
     @property
     def max_model_len(self) -> int:
@@ -51,6 +59,29 @@ class EngineBackend:
         await self._warm_up()
         self.engine.start()
         self._started = True
+
+    def export_telemetry(self) -> None:
+        """Push metrics and traces to OpenTelemetry from now on, if the environment says where."""
+        if os.environ.get(OTLP_ENDPOINT):
+            from .otel import start
+
+            exporter = start(self.snapshot)
+            self.observers += [exporter] if exporter is not None else []
+
+    def snapshot(self) -> CellSnapshot:
+        """Return what `/metrics` shows of the cell."""
+        engine = self.engine
+        return CellSnapshot(
+            engine=self.cell_id,
+            model_id=self.model_id,
+            stats=engine.counters,
+            num_running=engine.num_running,
+            num_waiting=engine.num_waiting,
+            num_pages=engine.config.num_pages,
+            num_free_pages=engine.num_free_pages,
+            proposers=engine.proposers,
+            policy_version=engine.policy_version,
+        )
 
     def submit(self, request: GenerationRequest) -> RequestStream:
         """Queue `request`; raises BadRequestError before anything is allocated."""

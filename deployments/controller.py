@@ -1,11 +1,11 @@
 """The controller: owns the active policy and hears from every cell once a second. Never in the path of a token."""
 
-from dataclasses import asdict
 from typing import Any
 
 from ray import serve
 
 from specserve.policies.document import policy_to_dict
+from specserve.service.stats import EngineStats
 
 from .settings import load_policy
 
@@ -35,6 +35,6 @@ class ControllerDeployment:
         return {"policy_version": self._version, "policy": self._policy, "cells": dict(self._reports)}
 
 
-def cell_report(counters: Any, **gauges: Any) -> dict[str, Any]:
+def cell_report(counters: EngineStats, **gauges: Any) -> dict[str, Any]:
     """Return an engine's counters and gauges as plain data."""
-    return {**asdict(counters), **gauges}
+    return {**counters.totals(), **gauges}

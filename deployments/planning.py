@@ -20,6 +20,7 @@ class _PlannedRound:
 
     requests: Sequence[RequestView]
     plan: Plan
+    decisions: tuple[Decision, ...]
     available: frozenset[str]
     number: int
     policy: str
@@ -34,7 +35,7 @@ class PolicyPlanner:
         self._policy = policy
         self._version = version
         self._state = PlanState() if costs is None else PlanState(costs=costs)
-        self._decisions: dict[Choice, Decision] = {}
+        self._decisions: dict[tuple[Choice, str], Decision] = {}
         self._planned: dict[str, _PlannedRound] = {}
 
     @property
@@ -56,20 +57,24 @@ class PolicyPlanner:
         """Put another policy in force from the next round; what was learned is kept."""
         self._policy = policy
         self._version = version
+        self._decisions = {}
 
     def plan(self, requests: Sequence[RequestView], available: frozenset[str], now_s: float) -> tuple[Decision, ...]:
         """Return one decision per request, in order."""
         plan, self._state = plan_round(Observation(requests, available, now_s), self._policy, self._state)
         number, name = self._state.round_number, self._policy.name
-        planned = _PlannedRound(requests, plan, available, number, name, self._version)
+        planned = _PlannedRound(requests, plan, self._decided(requests, plan), available, number, name, self._version)
         self._planned.update(dict.fromkeys([request.request_id for request in requests], planned))
         while len(self._planned) > _EXPLAINED_REQUESTS:
             del self._planned[next(iter(self._planned))]
-        decisions = self._decisions
-        for choice in set(plan.choices):
-            if choice not in decisions:
-                decisions[choice] = Decision(choice.proposer, choice.gamma, choice.reason)
-        return tuple([decisions[choice] for choice in plan.choices])
+        return planned.decisions
+
+    def _decided(self, requests: Sequence[RequestView], plan: Plan) -> tuple[Decision, ...]:
+        kinds = [(choice, request.tier) for choice, request in zip(plan.choices, requests, strict=True)]
+        for choice, tier in set(kinds) - self._decisions.keys():
+            law = self._policy.tier(tier).law
+            self._decisions[choice, tier] = Decision(choice.proposer, choice.gamma, choice.reason, law)
+        return tuple([self._decisions[kind] for kind in kinds])
 
     def learn(self, outcomes: Sequence[Outcome], cost: RoundCost) -> None:
         """Take in what the last round did."""
@@ -97,7 +102,7 @@ class PolicyPlanner:
             return None
         place = next(i for i, request in enumerate(planned.requests) if request.request_id == request_id)
         return {
-            "decision": self._decisions[planned.plan.choices[place]],
+            "decision": planned.decisions[place],
             "request": planned.requests[place],
             "available": planned.available,
             "batch": len(planned.requests),

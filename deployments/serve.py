@@ -118,6 +118,7 @@ def _run_inline(settings: ServiceSettings) -> int:
     async def main() -> None:
         backend = inline_backend(settings)
         await backend.start()
+        backend.export_telemetry()
         server = uvicorn.Server(
             uvicorn.Config(build_api(backend), host=settings.host, port=settings.port, log_level="warning")
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -25,8 +26,8 @@ class DraftingLimits(Protocol):
 class DraftingCounters(Protocol):
     """The engine's counters that are counted up here."""
 
-    proposals_missed: int
-    drafts_dropped: int
+    missed: Counter[str]
+    dropped: Counter[str]
 
 
 class Drafting:
@@ -93,7 +94,7 @@ class Drafting:
         try:
             answer = await port.propose(batch, self._limits.propose_timeout_s)
         except ProposerUnavailableError:
-            self._counters.proposals_missed += 1
+            self._counters.missed[name] += 1
             for running, _ in rows:
                 running.known[name] = (generation, 0)
             return {}, (time.perf_counter() - started) * 1e3
@@ -110,12 +111,12 @@ class Drafting:
         for running, row in rows:
             draft = found.get(row.request_id)
             if draft is None or draft.committed_len != row.committed_len:
-                self._counters.drafts_dropped += draft is not None
+                self._counters.dropped[name] += draft is not None
                 running.known[name] = (generation, 0)
                 continue
             running.known[name] = (generation, row.committed_len)
             if not well_formed(draft, row, self._limits.vocab_size):
-                self._counters.drafts_dropped += 1
+                self._counters.dropped[name] += 1
             elif draft.token_ids:
                 drafts[row.request_id] = draft
         return drafts

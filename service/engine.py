@@ -17,6 +17,7 @@ from .ports import Decision, Outcome, Planner, ProposerPort, RoundCost, RoundPor
 from .requests import GenerationRequest, StepOutput, check_request
 from .running import RequestStream, Running
 from .scheduler import Scheduler, Turn
+from .stats import EngineStats
 
 MAX_LOST_IN_A_ROW = 20
 """A round that fails this often is not lost to a death but to a defect: the engine stops and says so."""
@@ -42,25 +43,6 @@ class EngineConfig:
     propose_timeout_s: float = 0.5
 
 
-@dataclass(slots=True)
-class EngineCounters:
-    """What the engine has seen; only ever counted up. Of `prompt_tokens`, the cache spared `cached_tokens`."""
-
-    rounds: int = 0
-    requests: int = 0
-    finished: int = 0
-    cancelled: int = 0
-    preempted: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    rounds_lost: int = 0
-    proposals_missed: int = 0
-    drafts_dropped: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    output_tokens: int = 0
-
-
 class Engine:
     """One cell's engine. `submit` requests from the loop's own thread; each round advances every running one."""
 
@@ -76,7 +58,7 @@ class Engine:
         self._planner = planner
         self._tokenizer = tokenizer
         self.config = config
-        self.counters = EngineCounters()
+        self.counters = EngineStats()
         self._drafting = Drafting(proposers, config, self.counters)
         self._scheduler = Scheduler(config, self.counters)
         self._cancelled: list[str] = []
@@ -105,9 +87,20 @@ class Engine:
         return self._scheduler.num_waiting
 
     @property
+    def policy_version(self) -> int:
+        """The version of the policy in force."""
+        return self._planner.policy_version
+
+    @property
     def num_held_by_proposers(self) -> Mapping[str, int]:
         """Requests each proposer said it still holds, at its last answer."""
         return self._drafting.num_held
+
+    @property
+    def proposers(self) -> Mapping[str, bool]:
+        """The proposers configured here, and whether each can be asked now."""
+        available = self._drafting.available
+        return {name: name in available for name in sorted(self._drafting.names)}
 
     @property
     def failed(self) -> bool:
@@ -234,9 +227,11 @@ class Engine:
             return decision
         gamma = min(decision.gamma, self._room(running) - 1)
         if gamma < 1:
-            return Decision(None, 0, "end_of_output")
+            return replace(decision, proposer=None, gamma=0, reason="end_of_output")
         gamma = self._scheduler.grant(running, gamma)
-        return replace(decision, gamma=gamma) if gamma else Decision(None, 0, "no_free_pages")
+        if gamma == 0:
+            return replace(decision, proposer=None, gamma=0, reason="no_free_pages")
+        return replace(decision, gamma=gamma)
 
     def _commit_all(
         self,
@@ -265,12 +260,13 @@ class Engine:
                 )
             if request_id in decisions:
                 running.observe(decision.reason, decision.proposer, num_drafted, verdict.num_accepted)
-            self.counters.draft_tokens += num_drafted
-            self.counters.accepted_tokens += verdict.num_accepted
-            self._commit(running, verdict)
+                self.counters.decide(
+                    running.request.tier, decision, self._planner.policy_version, num_drafted, verdict.num_accepted
+                )
+            self._commit(running, verdict, num_drafted)
         return outcomes
 
-    def _commit(self, running: Running, verdict: Verdict) -> None:
+    def _commit(self, running: Running, verdict: Verdict, num_drafted: int) -> None:
         committed = commit(
             running.output,
             running.request,
@@ -280,14 +276,19 @@ class Engine:
             self.config.eos_token_ids,
         )
         now_s = time.monotonic()
+        since_s = None if running.last_token_s is None else now_s - running.last_token_s
+        self.counters.commit(running.request.tier, len(committed.token_ids), since_s)
+        running.last_token_s = now_s
         if running.first_token_s is None:
             running.first_token_s = now_s
         running.token_ids.extend(committed.token_ids)
         self._scheduler.settle(running, running.committed_len - 1)
-        self.counters.output_tokens += len(committed.token_ids)
         finish: Literal["stop", "length"] | None = running.output.finish_reason
-        summary = running.summary(now_s, self._planner.policy_version) if finish is not None else None
-        running.stream.put(StepOutput(committed.text, committed.token_ids, committed.logprobs, finish, summary))
+        summary = None
+        if finish is not None:
+            summary = running.summary(now_s, self._planner.policy_version)
+            self.counters.end(summary, finish)
+        shown = (committed.text, committed.token_ids, committed.logprobs)
+        running.stream.put(StepOutput(*shown, finish, summary, num_drafted, verdict.num_accepted))
         if finish is not None:
             self._end(running)
-            self.counters.finished += 1

@@ -57,11 +57,15 @@ class ProposerPort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What one running request does this round. `reason` is a short constant such as `adaptive` or `mode_off`."""
+    """What one running request does this round. `reason` is a short constant such as `adaptive` or `mode_off`.
+
+    `law` is that of its tier under the policy in force.
+    """
 
     proposer: str | None
     gamma: int
     reason: str
+    law: str = "none"
 
 
 @dataclass(frozen=True, slots=True)

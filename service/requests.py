@@ -63,13 +63,18 @@ class RequestSummary:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one round added to one request: new text (maybe empty), its tokens, and at the end the summary."""
+    """What one round added to one request: new text (maybe empty), its tokens, and at the end the summary.
+
+    Of its tokens, `num_accepted` were among the `num_drafted` that were drafted for it.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
     finish_reason: FinishReason | None = None
     summary: RequestSummary | None = None
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 def check_request(request: GenerationRequest, vocab_size: int, max_tokens: int, proposers: frozenset[str]) -> None:

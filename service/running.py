@@ -79,6 +79,7 @@ class Running:
     known: dict[str, tuple[int, int]] = field(default_factory=dict)
     admitted_s: float | None = None
     first_token_s: float | None = None
+    last_token_s: float | None = None
     num_rounds: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0

@@ -17,11 +17,14 @@ from specserve.service.errors import ModelNotFoundError, SpecserveError
 from specserve.service.requests import GenerationRequest
 
 from .answering import EventStream, answer_whole, submit_all
-from .backend import Backend
+from .backend import Backend, CellSnapshot
 from .errors import answer_error
+from .exposition import encoded, registry
 from .reply import VERSION, Reply
 from .schemas import ChatCompletionRequest, CommonRequest, CompletionRequest
+from .stats import CountingMiddleware, HttpStats
 from .translate import chat_requests, completion_echoes, completion_requests
+from .watching import begin_watch, watched
 
 MAX_WARNED_NAMES = 1000
 _log = logging.getLogger(__name__)
@@ -30,15 +33,18 @@ _log = logging.getLogger(__name__)
 def build_api(backend: Backend) -> FastAPI:
     """Return the app that serves `backend`; all its state is in this call."""
     app = FastAPI(title="specserve", version=VERSION, docs_url=None, redoc_url=None, strict_content_type=False)
+    http = HttpStats()
+    app.add_middleware(CountingMiddleware, stats=http)
     app.add_middleware(RequestIdMiddleware)
     for kind in (RequestValidationError, HTTPException, SpecserveError, Exception):
         app.add_exception_handler(kind, answer_error)
-    _add_generation(app, backend)
+    _add_generation(app, backend, http)
     _add_facts(app, backend)
+    _add_metrics(app, backend, http)
     return app
 
 
-def _add_generation(app: FastAPI, backend: Backend) -> None:
+def _add_generation(app: FastAPI, backend: Backend, http: HttpStats) -> None:
     warned: set[str] = set()
 
     async def answer(
@@ -49,7 +55,8 @@ def _add_generation(app: FastAPI, backend: Backend) -> None:
         echoes: Sequence[str] = (),
     ) -> Response:
         reply.expect(requests, echoes)
-        streams = submit_all(backend, requests, "messages" if reply.chat else "prompt")
+        watch = begin_watch(request.headers, reply, requests, (http, *backend.observers))
+        streams = watched(submit_all(backend, requests, "messages" if reply.chat else "prompt"), watch)
         return EventStream(reply, streams) if body.stream else await answer_whole(request, reply, streams)
 
     def begin(body: CommonRequest, prefix: str) -> Reply:
@@ -117,6 +124,19 @@ def _add_facts(app: FastAPI, backend: Backend) -> None:
     async def version() -> dict[str, str | None]:
         about = {name: getattr(backend, name, None) for name in ("dtype", "placement")}
         return {"version": VERSION, "model": getattr(backend, "model_id", None), **about}
+
+
+def _add_metrics(app: FastAPI, backend: Backend, http: HttpStats) -> None:
+    def cells() -> list[CellSnapshot]:
+        snapshot = getattr(backend, "snapshot", None)
+        return [] if snapshot is None else [snapshot()]
+
+    exposed = registry(cells, http)
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        body, content_type = encoded(exposed, request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
 
 
 def _warn_unknown(body: CommonRequest, warned: set[str]) -> None:

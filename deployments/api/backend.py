@@ -1,11 +1,30 @@
 """What the OpenAI surface needs from whoever runs the model; Ray, threads and processes stay behind it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from transformers import PreTrainedTokenizerFast
 
 from specserve.service.requests import GenerationRequest, StepOutput
+from specserve.service.stats import EngineStats
+
+from .watching import RequestObserver
+
+
+@dataclass(frozen=True, slots=True)
+class CellSnapshot:
+    """One cell as it is now: what its engine has counted, and its gauges. `proposers` says which can be asked."""
+
+    engine: str
+    model_id: str
+    stats: EngineStats
+    num_running: int
+    num_waiting: int
+    num_pages: int
+    num_free_pages: int
+    proposers: Mapping[str, bool]
+    policy_version: int
 
 
 class RequestStream(Protocol):
@@ -44,6 +63,15 @@ class Backend(Protocol):
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast: ...
+
+    @property
+    def observers(self) -> Sequence[RequestObserver]:
+        """Who is told of every request that was answered."""
+        ...
+
+    def snapshot(self) -> CellSnapshot:
+        """Return what `/metrics` shows of the cell."""
+        ...
 
     def submit(self, request: GenerationRequest) -> RequestStream:
         """Queue `request`. Raises BadRequestError when it is refused, before anything is allocated for it."""

@@ -11,9 +11,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specserve.deployments.api.app import build_api
+from specserve.deployments.api.backend import CellSnapshot
+from specserve.deployments.api.watching import RequestObserver
 from specserve.service.errors import SpecserveError
 from specserve.service.messages import FinishReason, TokenLogprob
 from specserve.service.requests import GenerationRequest, RequestSummary, StepOutput
+from specserve.service.stats import EngineStats
 
 TEMPLATE = "{% for m in messages %}{{ m['role'][0] + ':' + m['content'] }}{% endfor %}{{ '>' }}"
 
@@ -63,6 +66,10 @@ class FakeBackend:
     refusal: SpecserveError | None = None
     submitted: list[GenerationRequest] = field(default_factory=list)
     streams: list[ScriptedStream] = field(default_factory=list)
+    observers: list[RequestObserver] = field(default_factory=list)
+
+    def snapshot(self) -> CellSnapshot:
+        return CellSnapshot("cell-1", self.model_id, EngineStats(), 2, 3, 10, 4, {"ngram": True}, 7)
 
     def submit(self, request: GenerationRequest) -> ScriptedStream:
         if self.refusal is not None and len(self.submitted) == self.refuse_after:

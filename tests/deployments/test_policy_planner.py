@@ -13,14 +13,14 @@ def test_a_planner_plans_learns_and_swaps_its_policy() -> None:
     planner = PolicyPlanner(simple_policy("fixed:3"))
     port: Planner = planner
     names = frozenset({"draft"})
-    assert port.plan([view("a")], names, 0.0) == (Decision("draft", 3, "fixed"),)
+    assert port.plan([view("a")], names, 0.0) == (Decision("draft", 3, "fixed", "fixed"),)
     port.learn([Outcome("a", "default", "draft", 3, 3, 3)], RoundCost(1, 4, 10.0, (("draft", 3, 1.0),)))
     port.arrived(0.0)
     assert planner.queries_per_second(0.0) > 0.0
     assert planner.acceptance_rate("default") == 1.0
     planner.set_policy(simple_policy("off"), 2)
     assert port.policy_version == 2
-    assert port.plan([view("a")], names, 1.0) == (Decision(None, 0, "policy_off"),)
+    assert port.plan([view("a")], names, 1.0) == (Decision(None, 0, "policy_off", "off"),)
     assert port.plan([], names, 1.0) == ()
 
 
@@ -31,7 +31,7 @@ def test_explanations_are_kept_for_the_last_256_requests_only() -> None:
     assert planner.explain("r0") is None
     explained = planner.explain("r299")
     assert explained is not None
-    assert explained["decision"] == Decision("draft", 3, "fixed")
+    assert explained["decision"] == Decision("draft", 3, "fixed", "fixed")
     assert explained["policy_version"] == 1
 
 
@@ -56,12 +56,16 @@ def test_every_request_of_a_batch_is_explained_by_what_it_was_decided_from() -> 
     assert first is not None
     assert second is not None
     assert (first["decision"], first["request"], first["batch"], first["round"]) == (
-        Decision("draft", 3, "fixed"),
+        Decision("draft", 3, "fixed", "fixed"),
         view("a"),
         2,
         1,
     )
-    assert (second["decision"], second["policy_version"], second["batch"]) == (Decision(None, 0, "policy_off"), 2, 1)
+    assert (second["decision"], second["policy_version"], second["batch"]) == (
+        Decision(None, 0, "policy_off", "off"),
+        2,
+        1,
+    )
     assert planner.explain("c") is None
 
 

@@ -10,11 +10,12 @@ import pytest
 from support.cells import Cell, FixedPlanner, RandomPlanner, ScriptedProposer, save_tiny_llama
 from support.rounds import Guessing, TokenRounds, answer, model_engine, plain, started, token_engine
 
-from specserve.service.engine import Engine, EngineCounters
+from specserve.service.engine import Engine
 from specserve.service.errors import BadRequestError
 from specserve.service.messages import Sampling, ScoreBatch
 from specserve.service.ports import Planner, Proposer
 from specserve.service.requests import GenerationRequest
+from specserve.service.stats import EngineStats
 
 
 @pytest.fixture(scope="module")
@@ -60,13 +61,13 @@ async def joining(
 
 def check(
     cell: Cell, planner: Planner, extra: Sequence[Proposer], expected: Sequence[tuple[int, ...]], **limits: int
-) -> EngineCounters:
+) -> EngineStats:
     """Let the requests join at random rounds, a quarter of them leave early; compare with `expected`."""
     draw = random.Random(len(expected))
     wanted = requests(len(expected))
     leaves = [draw.randint(0, 3) if draw.random() < 0.25 else None for _ in wanted]
 
-    async def main() -> EngineCounters:
+    async def main() -> EngineStats:
         with ThreadPoolExecutor(1) as executor:
             async with started(model_engine(cell, planner, executor, extra, **limits)) as engine:
                 jobs = [

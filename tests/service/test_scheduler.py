@@ -4,18 +4,19 @@ import random
 
 import pytest
 
-from specserve.service.engine import EngineConfig, EngineCounters
+from specserve.service.engine import EngineConfig
 from specserve.service.messages import Draft, Sampling
 from specserve.service.requests import GenerationRequest
 from specserve.service.running import RequestStream, Running
 from specserve.service.scheduler import Scheduler, Turn, prompt_share
+from specserve.service.stats import EngineStats
 
 PAGE = 4
 
 
 def scheduler(**limits: int) -> Scheduler:
     sizes = {"num_pages": 64, "page_tokens": PAGE, "prefill_tokens": 32, "prefill_tokens_busy": 8, **limits}
-    return Scheduler(EngineConfig(max_model_len=512, vocab_size=50, eos_token_ids=(0,), **sizes), EngineCounters())
+    return Scheduler(EngineConfig(max_model_len=512, vocab_size=50, eos_token_ids=(0,), **sizes), EngineStats())
 
 
 def request(name: str, length: int, tier: str = "default", priority: int = 0, first: int = 1) -> Running:
