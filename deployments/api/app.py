@@ -23,6 +23,7 @@ from .exposition import encoded, registry
 from .reply import VERSION, Reply
 from .schemas import ChatCompletionRequest, CommonRequest, CompletionRequest
 from .stats import CountingMiddleware, HttpStats
+from .tokenizing import add_tokenizing
 from .translate import chat_requests, completion_echoes, completion_requests
 from .watching import begin_watch, watched
 
@@ -41,6 +42,7 @@ def build_api(backend: Backend) -> FastAPI:
     _add_generation(app, backend, http)
     _add_facts(app, backend)
     _add_metrics(app, backend, http)
+    add_tokenizing(app, backend)
     return app
 
 

@@ -57,7 +57,7 @@ def chat_requests(
     _refuse("modalities", body.modalities not in (None, ["text"]), "other than text is not supported")
     _refuse("audio", body.audio is not None, "is not supported")
     _refuse("top_logprobs", body.top_logprobs is not None and not body.logprobs, "needs logprobs: true")
-    prompt = _render(body, backend)
+    prompt = render(body, backend)
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return _requests(body, backend, response_id, random_seed, [prompt], "messages", num_logprobs)
 
@@ -102,7 +102,8 @@ def _encode(prompt: str | list[int], backend: Backend) -> tuple[int, ...]:
     return tuple(prompt)
 
 
-def _render(body: ChatCompletionRequest, backend: Backend) -> tuple[int, ...]:
+def render(body: ChatCompletionRequest, backend: Backend, add_generation_prompt: bool = True) -> tuple[int, ...]:
+    """Return the tokens that the model's chat template makes of a conversation. Raises BadRequestError."""
     if backend.tokenizer.chat_template is None:
         raise BadRequestError("this model has no chat template; use /v1/completions", "messages")
     messages: list[dict[str, str]] = []
@@ -117,7 +118,9 @@ def _render(body: ChatCompletionRequest, backend: Backend) -> tuple[int, ...]:
         role = "system" if message.role == "developer" else message.role
         messages.append({"role": role, "content": content})
     try:
-        text = backend.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        text = backend.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=add_generation_prompt, tokenize=False
+        )
     except TemplateError as error:
         raise BadRequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
     return tuple(backend.tokenizer.encode(str(text), add_special_tokens=False))

@@ -18,7 +18,9 @@ from specserve.service.messages import FinishReason, TokenLogprob
 from specserve.service.requests import GenerationRequest, RequestSummary, StepOutput
 from specserve.service.stats import EngineStats
 
-TEMPLATE = "{% for m in messages %}{{ m['role'][0] + ':' + m['content'] }}{% endfor %}{{ '>' }}"
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'][0] + ':' + m['content'] }}{% endfor %}{{ '>' if add_generation_prompt }}"
+)
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
