@@ -7,7 +7,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # Which tests `test` and `wheel-test` run; all by default.
 TESTS ?=
 
-.PHONY: install run test gpu-check lint types links wheel-test clean
+.PHONY: install run test conformance gpu-check lint types links wheel-test clean
 
 install: $(STAMP)
 
@@ -21,7 +21,16 @@ run: install
 	@exec $(BIN)/specserve serve
 
 test: install
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest -m 'not conformance' $(TESTS)
+
+# Third parties that know nothing of this project, each in its own environment, against a service of the embedded model.
+conformance: install $(patsubst %,.conformance/%/.installed,contract clients aiperf)
+	$(BIN)/python -m pytest -m conformance tests/conformance
+
+.conformance/%/.installed: tests/conformance/%.txt
+	test -x .conformance/$*/bin/python || $(PYTHON) -m venv .conformance/$*
+	.conformance/$*/bin/python -m pip install --quiet -r $<
+	touch $@
 
 # Only where there is a GPU; elsewhere every test of it is skipped, with that reason.
 gpu-check: install
@@ -52,7 +61,7 @@ wheel-test: install
 	mv .wheel-test/shared.pth "$$(.wheel-test/venv/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
 	cp -r tests pyproject.toml README.md Makefile .wheel-test/
 	cd .wheel-test && venv/bin/python -c "import specserve; assert '.wheel-test' in specserve.__file__, specserve.__file__"
-	cd .wheel-test && venv/bin/python -m pytest -m 'not cluster and not gpu' $(TESTS)
+	cd .wheel-test && venv/bin/python -m pytest -m 'not cluster and not gpu and not conformance' $(TESTS)
 
 clean:
 	rm -rf build dist .types .wheel-test .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
