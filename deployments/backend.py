@@ -10,7 +10,7 @@ from specserve.service.engine import Engine
 from specserve.service.requests import GenerationRequest
 from specserve.service.running import RequestStream
 
-from .api.backend import CellSnapshot
+from .api.backend import AnswerStyle, CellSnapshot
 from .api.watching import RequestObserver
 
 OTLP_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -25,6 +25,7 @@ class EngineBackend:
         model_id: str,
         tokenizer: PreTrainedTokenizerFast,
         warm_up: Callable[[], Awaitable[None]],
+        style: AnswerStyle,
         dtype: str | None = None,
         placement: str | None = None,
     ) -> None:
@@ -34,6 +35,7 @@ class EngineBackend:
         self._started = False
         self.engine = engine
         self.model_id = model_id
+        self.style = style
         self.tokenizer = tokenizer
         self.created = int(time.time())
         self.cell_id = f"cell-{os.getpid()}"

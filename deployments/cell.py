@@ -10,12 +10,14 @@ from specserve.service.inline import DirectProposerPort, InlineProposerPort, Inl
 from specserve.service.models import ModelShape, load_model, load_tokenizer, resolve_dtype
 from specserve.service.ports import Planner, Proposer, ProposerPort, RoundPort
 from specserve.service.proposers.draft_model import DraftModelProposer
+from specserve.service.proposers.prediction import PredictionProposer
 from specserve.service.proposers.prompt_lookup import PromptLookupProposer
 from specserve.service.target import Target
 from specserve.service.torch_thread import torch_thread
 from specserve.service.verifier import Verifier
 from specserve.service.warmup import warm_up
 
+from .api.backend import AnswerStyle
 from .backend import EngineBackend
 from .planning import PolicyPlanner
 from .settings import ServiceSettings, load_policy
@@ -45,11 +47,8 @@ def _models(settings: ServiceSettings) -> tuple[Target, Verifier, DraftModelProp
 
 def local_proposer_ports(settings: ServiceSettings) -> dict[str, ProposerPort]:
     """Return ports to the proposers that are cheapest in the engine's own process: those without a model."""
-    ports: dict[str, ProposerPort] = {}
-    if "prompt_lookup" in settings.usable_proposers:
-        lookup: Proposer = PromptLookupProposer()
-        ports[lookup.name] = DirectProposerPort(lookup)
-    return ports
+    built: tuple[Proposer, ...] = (PredictionProposer(), PromptLookupProposer())
+    return {one.name: DirectProposerPort(one) for one in built if one.name in settings.usable_proposers}
 
 
 def draft_proposer(settings: ServiceSettings, vocab_size: int, dtype: torch.dtype) -> DraftModelProposer:
@@ -87,4 +86,5 @@ def cell_backend(
     engine = Engine(round_port, ports, planner, tokenizer, config)
     warm = partial(warm_up, round_port, ports, planner, config)
     dtype = str(resolve_dtype(settings.dtype)).removeprefix("torch.")
-    return EngineBackend(engine, settings.model_id, tokenizer, warm, dtype, settings.placement)
+    style = AnswerStyle(settings.keep_alive_s, settings.count_rejected_predictions)
+    return EngineBackend(engine, settings.model_id, tokenizer, warm, style, dtype, settings.placement)

@@ -68,9 +68,16 @@ class LLM:
         proposer: str | None = None,
         stop: tuple[str, ...] = (),
         ignore_eos: bool = False,
+        prediction: str | None = None,
     ) -> list[Completion]:
-        """Return one completion per prompt, in order; all of them decode together."""
+        """Return one completion per prompt, in order; all of them decode together.
+
+        `prediction` is the text that the completions are expected to be.
+        """
         chosen = sampling if sampling is not None else Sampling()
+        predicted = None
+        if prediction is not None:
+            predicted = tuple(self.backend.tokenizer.encode(prediction, add_special_tokens=False))
         requests = [
             GenerationRequest(
                 request_id=f"llm-{uuid.uuid4().hex}",
@@ -82,6 +89,7 @@ class LLM:
                 proposer=proposer,
                 stop=stop,
                 ignore_eos=ignore_eos,
+                prediction_token_ids=predicted,
             )
             for prompt in prompts
         ]

@@ -11,7 +11,7 @@ from specserve.service.errors import BadRequestError
 from specserve.service.models import DeviceName, DtypeName, embedded_dir
 from specserve.service.sources import ModelSource, parse_source, pinned
 
-ProposerName = Literal["draft", "prompt_lookup"]
+ProposerName = Literal["prediction", "prompt_lookup", "draft"]
 
 
 class ServiceSettings(BaseModel):
@@ -23,7 +23,7 @@ class ServiceSettings(BaseModel):
         None, description="A folder, a .gguf file, org/name[@revision] or a packaged model; None is the embedded one."
     )
     draft: str | None = Field(None, description="The draft model, named like `model`; None is the embedded one's.")
-    proposers: tuple[ProposerName, ...] = ("prompt_lookup", "draft")
+    proposers: tuple[ProposerName, ...] = ("prediction", "prompt_lookup", "draft")
     dtype: DtypeName = "auto"
     placement: Literal["actors", "inline"] = "actors"
     host: str = "127.0.0.1"
@@ -36,6 +36,10 @@ class ServiceSettings(BaseModel):
     prefill_tokens: int = Field(512, ge=1, description="Prompt tokens that a round takes in when nobody decodes.")
     prefill_tokens_busy: int = Field(128, ge=1, description="Prompt tokens that a round takes in beside decoding ones.")
     prefix_caching: bool = Field(True, description="Keep the KV of whole prompt pages for those who repeat them.")
+    keep_alive_s: float = Field(15.0, gt=0, description="Seconds after which a silent stream gets a comment line.")
+    count_rejected_predictions: bool = Field(
+        False, description="Count rejected prediction tokens in completion_tokens, as OpenAI bills them."
+    )
     device: DeviceName = Field("auto", description="auto is the GPU where there is one.")
     num_threads: int = Field(2, ge=1, description="Threads of the target's forward.")
 

@@ -2,7 +2,17 @@
 
 from dataclasses import dataclass, field
 
-from .strengths import EASE_STEPS, PRIOR_ACCEPTANCE, Curve, Rating, Shared, Standing
+from .strengths import (
+    EASE_STEPS,
+    PREDICTION,
+    PREDICTION_ACCEPTANCE,
+    PREDICTION_DRAFTED,
+    PRIOR_ACCEPTANCE,
+    Curve,
+    Rating,
+    Shared,
+    Standing,
+)
 
 _TOTAL_DECAY = 0.98
 _EASE_DECAY = 0.88
@@ -68,7 +78,9 @@ class Acceptance:
         """Return what is known of the proposer in the tier."""
         shared = self.shared.get((proposer, tier))
         if shared is None:
-            shared = self.shared[proposer, tier] = Shared()
+            predicted = proposer == PREDICTION
+            shared = Shared(PREDICTION_ACCEPTANCE, PREDICTION_DRAFTED) if predicted else Shared()
+            self.shared[proposer, tier] = shared
         return shared
 
     def count(self, tier: str, tested: int, accepted: int) -> None:

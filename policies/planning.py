@@ -64,7 +64,7 @@ def _sort_out(work: Work) -> tuple[list[Candidate], list[Candidate], list[Candid
         if memory is None:
             memory = memories[request.request_id] = Memory()
         memory.seen_round = number
-        key = (request.tier, request.mode, request.max_draft_tokens, request.proposer)
+        key = (request.tier, request.mode, request.max_draft_tokens, request.proposer, request.has_prediction)
         kind = known.get(key) or work.asking.of(key)
         room = request.remaining_tokens - 1
         if kind.settled is not None:

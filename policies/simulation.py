@@ -8,6 +8,7 @@ from .document import Policy
 from .learning import learn_round
 from .planning import plan_round
 from .state import Choice, DraftResult, Observation, PlanState, RequestObservation, RoundResult
+from .strengths import PREDICTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,7 @@ class _Loop:
                 text.request_id,
                 context_tokens=text.workload.prompt_tokens + text.written,
                 remaining_tokens=text.workload.output_tokens - text.written,
+                has_prediction=any(PREDICTION in stretch.chances for stretch in text.workload.stretches),
             )
             for text in decoding
         )

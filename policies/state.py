@@ -9,12 +9,15 @@ from .arrivals import Arrivals
 from .costs import CostTable
 from .document import Policy, TierPolicy
 from .laws import Reach
-from .strengths import Standing
+from .strengths import PREDICTION, Standing
 from .switching import Switch
 
 
 class RequestSeen(Protocol):
-    """One running request. `mode` is `on`, `off` or `auto`; `proposer` the one it insists on, if any."""
+    """One running request. `mode` is `on`, `off` or `auto`; `proposer` the one it insists on, if any.
+
+    Only a request that `has_prediction` may use the proposer of that name.
+    """
 
     @property
     def request_id(self) -> str: ...
@@ -30,6 +33,8 @@ class RequestSeen(Protocol):
     def context_tokens(self) -> int: ...
     @property
     def remaining_tokens(self) -> int: ...
+    @property
+    def has_prediction(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,7 @@ class RequestObservation:
     proposer: str | None = None
     context_tokens: int = 0
     remaining_tokens: int = 1_000_000
+    has_prediction: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +163,7 @@ class Asked:
     names: tuple[str, ...] = ()
 
 
-AskKey = tuple[str, str, int | None, str | None]
+AskKey = tuple[str, str, int | None, str | None, bool]
 _MOST_KINDS = 1024
 
 
@@ -174,7 +180,7 @@ class Asking:
     pairs: list[tuple[str, str]] = field(default_factory=list)
 
     def of(self, key: AskKey) -> Asked:
-        """Return what requests of this (tier, mode, max_draft_tokens, proposer) ask for."""
+        """Return what requests of this (tier, mode, max_draft_tokens, proposer, has_prediction) ask for."""
         asked = self.known.get(key)
         if asked is None:
             if len(self.known) >= _MOST_KINDS:
@@ -184,7 +190,9 @@ class Asking:
                 self.pairs = sorted({*self.pairs, *((key[0], name) for name in asked.names)})
         return asked
 
-    def _work_out(self, tier_name: str, mode: str, max_draft_tokens: int | None, proposer: str | None) -> Asked:
+    def _work_out(
+        self, tier_name: str, mode: str, max_draft_tokens: int | None, proposer: str | None, has_prediction: bool
+    ) -> Asked:
         tier = self.policy.tier(tier_name)
         if mode == "off":
             return Asked(tier, Choice(None, 0, "mode_off"))
@@ -192,7 +200,8 @@ class Asking:
         if law == "off":
             return Asked(tier, Choice(None, 0, "policy_off"))
         wanted = self.policy.proposers if proposer is None else (proposer,)
-        names = tuple(name for name in wanted if name in self.available)
+        usable = self.available if has_prediction else self.available - {PREDICTION}
+        names = tuple(name for name in wanted if name in usable)
         cap = tier.max_gamma if max_draft_tokens is None else min(tier.max_gamma, max(max_draft_tokens, 0))
         if law == "on":
             return Asked(tier, None, False, cap, cap, "mode_on", names)

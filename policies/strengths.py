@@ -14,6 +14,10 @@ from .document import MAX_GAMMA
 
 PRIOR_ACCEPTANCE = 0.6
 PRIOR_DRAFTED = 0.8
+PREDICTION = "prediction"
+PREDICTION_ACCEPTANCE = 0.9
+PREDICTION_DRAFTED = 0.9
+"""A prediction is sent by somebody who knows what will come: it is taken for right until it turns out wrong."""
 EASE_STEPS = 3.0
 """Steps of one logit in a `Standing`."""
 _PRIOR_ANSWERS = 4.0
@@ -110,8 +114,10 @@ class Shared:
     Drafts are tallied during a round and counted by `settle` at its end, whatever their order.
     """
 
+    prior_acceptance: float = PRIOR_ACCEPTANCE
+    prior_drafted: float = PRIOR_DRAFTED
     accepted: list[Strength] = field(default_factory=list)
-    found: Strength = field(default_factory=lambda: Strength(_logit(PRIOR_DRAFTED)))
+    found: Strength = field(init=False)
     found_tilt: Rating = field(default_factory=Rating)
     longer: list[list[float]] = field(default_factory=list)
     num_drafts: float = 0.0
@@ -120,6 +126,9 @@ class Shared:
     _odds: list[tuple[float, float]] = field(default_factory=list)
     _curves: dict[Standing, Curve] = field(default_factory=dict)
     _age: int = 0
+
+    def __post_init__(self) -> None:
+        self.found = Strength(_logit(self.prior_drafted))
 
     @property
     def always_finds(self) -> bool:
@@ -163,7 +172,7 @@ class Shared:
         self.found.learn(num_found, tally.num, tally.found_expected, decay)
         self.found_tilt.learn(tally.tilt_surprise, tally.tilt_information, decay, _TILT_PRIOR)
         while len(self.accepted) < tally.longest:
-            self.accepted.append(Strength(_logit(PRIOR_ACCEPTANCE)))
+            self.accepted.append(Strength(_logit(self.prior_acceptance)))
             self.longer.append([0.0, 0.0])
         num_tested = num_accepted = num_wanted = num_drafted = 0
         for position in range(tally.longest - 1, -1, -1):
@@ -224,7 +233,7 @@ class Shared:
 
     def _work_out(self) -> None:
         """Set the odds of acceptance and the chance of one more token by position; unknown ones follow the known."""
-        strength, longer = _logit(PRIOR_ACCEPTANCE), PRIOR_DRAFTED
+        strength, longer = _logit(self.prior_acceptance), self.prior_drafted
         for position in range(self._length):
             if position < len(self.accepted):
                 if self.accepted[position].yes + self.accepted[position].no > 0.0:

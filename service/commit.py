@@ -6,18 +6,23 @@ from typing import Any
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
 
+from .alignment import Alignment
 from .messages import FinishReason, TokenLogprob
 from .requests import GenerationRequest
 
 
 @dataclass(slots=True)
 class Output:
-    """What one request has produced so far. `held_text` is not shown yet: it may turn out to begin a stop string."""
+    """What one request has produced so far. `held_text` is not shown yet: it may turn out to begin a stop string.
+
+    `alignment` is the output's place in the prediction, if the caller sent one.
+    """
 
     token_ids: list[int] = field(default_factory=list)
     held_text: str = ""
     finish_reason: FinishReason | None = None
     decoder: Any = field(default_factory=lambda: DecodeStream(skip_special_tokens=True))
+    alignment: Alignment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,8 @@ def commit(
     if output.finish_reason is not None:
         shown += output.held_text
         output.held_text = ""
+    if output.alignment is not None:
+        output.alignment.extend(token_ids[:taken])
     return Committed(token_ids[:taken], logprobs[:taken], shown)
 
 

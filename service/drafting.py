@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from .errors import ProposerUnavailableError
-from .messages import Draft, DraftBatch, ProposeBatch, ProposeRow
+from .messages import PREDICTION, Draft, DraftBatch, ProposeBatch, ProposeRow
 from .ports import Decision, ProposerPort
 from .running import Running
 
@@ -128,7 +128,16 @@ def _row(running: Running, port: ProposerPort, gamma: int) -> ProposeRow:
     running.known[port.name] = (port.generation, known_len)
     new_token_ids = tuple(running.token_ids[known_len:])
     request = running.request
-    return ProposeRow(request.request_id, running.committed_len, known_len, new_token_ids, gamma, request.sampling)
+    wanted = port.name == PREDICTION and known_len == 0
+    return ProposeRow(
+        request.request_id,
+        running.committed_len,
+        known_len,
+        new_token_ids,
+        gamma,
+        request.sampling,
+        request.prediction if wanted else None,
+    )
 
 
 def well_formed(draft: Draft, row: ProposeRow, vocab_size: int) -> bool:

@@ -13,6 +13,9 @@ import numpy.typing as npt
 Acceptance = Literal["coupled", "rejection", "block"]
 FinishReason = Literal["stop", "length"]
 
+PREDICTION = "prediction"
+"""The name of the proposer that only requests with a prediction may use."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -163,10 +166,19 @@ class VerdictBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the caller expects its output to be; the output begins after `output_start` tokens. Size: 4 * tokens."""
+
+    output_start: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ProposeRow:
     """Asks for `gamma` tokens after `committed_len`; brings the committed tokens from `known_len` on.
 
     A proposer that holds fewer than `known_len` tokens of the request answers with an empty draft and forgets it.
+    `prediction` comes only to the proposer of that name, and only with `known_len` 0: it keeps it, or has it again.
     """
 
     request_id: str
@@ -175,6 +187,7 @@ class ProposeRow:
     new_token_ids: tuple[int, ...]
     gamma: int
     sampling: Sampling
+    prediction: Prediction | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ class RequestView:
     proposer: str | None
     context_tokens: int
     remaining_tokens: int
+    has_prediction: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .errors import BadRequestError, PromptTooLongError
-from .messages import FinishReason, Sampling, TokenLogprob
+from .messages import PREDICTION, FinishReason, Prediction, Sampling, TokenLogprob
 
 SpeculationMode = Literal["auto", "on", "off"]
 
@@ -15,6 +15,7 @@ class GenerationRequest:
 
     `priority` orders the requests of a tier, lower first (vLLM's meaning). Only requests with the same `cache_salt`
     share cached prefixes, so that no tenant can guess another's prompts from the time they take.
+    `prediction_token_ids` is the output the caller expects; it changes the speed and nothing else.
     """
 
     request_id: str
@@ -32,6 +33,14 @@ class GenerationRequest:
     proposer: str | None = None
     priority: int = 0
     cache_salt: str = ""
+    prediction_token_ids: tuple[int, ...] | None = None
+
+    @property
+    def prediction(self) -> Prediction | None:
+        """The prediction as messages carry it; None when there is none, or nothing in it."""
+        if not self.prediction_token_ids:
+            return None
+        return Prediction(len(self.prompt_token_ids), self.prediction_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +49,8 @@ class RequestSummary:
 
     `cached_tokens` are prompt tokens whose KV was found, not computed; what a preempted request finds again of its own
     is not counted. `acceptance_histogram[k]` counts speculating rounds that accepted exactly k draft tokens; its length
-    is the largest gamma used plus one.
+    is the largest gamma used plus one. `accepted_prediction_tokens` are the tokens of the caller's prediction that
+    appeared in the output, whoever drafted them or nobody (`Alignment.num_appeared`); None when it sent none.
     """
 
     prompt_tokens: int
@@ -59,6 +69,7 @@ class RequestSummary:
     queue_ms: float
     time_to_first_token_ms: float
     generation_ms: float
+    accepted_prediction_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +113,15 @@ def check_request(request: GenerationRequest, vocab_size: int, max_tokens: int, 
             "prompt",
             "context_length_exceeded",
         )
+    predicted = request.prediction_token_ids or ()
+    if len(predicted) > max_tokens:
+        raise BadRequestError(
+            f"this model's context is {max_tokens} tokens; the prediction has {len(predicted)}", "prediction"
+        )
+    if not all(0 <= token_id < vocab_size for token_id in predicted):
+        raise BadRequestError(f"a token id of the prediction is outside 0..{vocab_size - 1}", "prediction")
+    if request.proposer == PREDICTION and not predicted:
+        raise BadRequestError("the proposer 'prediction' needs a prediction", "speculation.proposer")
     if request.proposer is not None and request.proposer not in proposers:
         known = ", ".join(sorted(proposers)) or "none"
         raise BadRequestError(f"no proposer {request.proposer!r} here; there is: {known}", "speculation.proposer")

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
+from .alignment import Alignment
 from .commit import Output, ending_token_ids
 from .errors import SpecserveError
 from .history import TokenCounts
@@ -88,6 +89,10 @@ class Running:
     reasons: Counter[str] = field(default_factory=Counter)
     proposers: Counter[str] = field(default_factory=Counter)
 
+    def __post_init__(self) -> None:
+        if self.request.prediction_token_ids is not None:
+            self.output.alignment = Alignment(self.request.prediction_token_ids)
+
     @property
     def committed_len(self) -> int:
         """Prompt and output tokens so far."""
@@ -114,6 +119,7 @@ class Running:
             request.proposer,
             self.committed_len,
             remaining_tokens,
+            bool(request.prediction_token_ids),
         )
 
     def verify_row(self, draft: Draft | None, eos_token_ids: tuple[int, ...]) -> VerifyRow:
@@ -151,6 +157,7 @@ class Running:
         """Return the counters as they stand, with the commonest reason and proposer."""
         started = self.admitted_s if self.admitted_s is not None else now_s
         first = self.first_token_s if self.first_token_s is not None else now_s
+        alignment = self.output.alignment
         return RequestSummary(
             prompt_tokens=len(self.request.prompt_token_ids),
             completion_tokens=len(self.output.token_ids),
@@ -168,6 +175,7 @@ class Running:
             queue_ms=(started - self.arrived_s) * 1e3,
             time_to_first_token_ms=(first - self.arrived_s) * 1e3,
             generation_ms=(now_s - first) * 1e3,
+            accepted_prediction_tokens=alignment.num_appeared if alignment is not None else None,
         )
 
 

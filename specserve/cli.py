@@ -97,7 +97,10 @@ def _serve(parser: Parser) -> None:
     parser.add_argument("--config", metavar="FILE", help="YAML of settings, named as in ServiceSettings; flags win")
     parser.add_argument("--draft", metavar="MODEL", help="the draft model, named like MODEL (default: the embedded's)")
     parser.add_argument(
-        "--proposers", type=_comma_separated, metavar="A,B", help="what may draft (default: prompt_lookup,draft)"
+        "--proposers",
+        type=_comma_separated,
+        metavar="A,B",
+        help="what may draft (default: prediction,prompt_lookup,draft)",
     )
     parser.add_argument(
         "--dtype",
@@ -149,6 +152,7 @@ def _run_generate(args: argparse.Namespace) -> int:
 
 
 def _run_proposers(args: argparse.Namespace) -> int:
+    print("prediction     follows the text a request predicts (OpenAI's `prediction`); needs nothing else")
     print("prompt_lookup  copies what followed the same tokens earlier in the request; needs nothing")
     print("draft          a small model with the target's tokenizer; needs --draft MODEL, or the embedded target")
     return 0

@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from specserve.service.errors import EngineStoppedError, PromptTooLongError
 from specserve.service.requests import GenerationRequest, StepOutput
@@ -18,6 +18,7 @@ from .errors import describe
 from .reply import Reply
 
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+KEEP_ALIVE = ": keep-alive\n\n"
 CLIENT_GONE = 499
 _log = logging.getLogger(__name__)
 
@@ -55,13 +56,18 @@ async def answer_whole(request: Request, reply: Reply, streams: Sequence[Request
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events of one reply. However the response ends, unfinished requests are cancelled then."""
+    """Server-sent events of one reply. However the response ends, unfinished requests are cancelled then.
 
-    def __init__(self, reply: Reply, streams: Sequence[RequestStream]) -> None:
+    An error before the first byte is raised, and so answered with its status; later it becomes the last event, and
+    there is no `[DONE]` after it.
+    """
+
+    def __init__(self, reply: Reply, streams: Sequence[RequestStream], keep_alive_s: float) -> None:
         self._reply = reply
         self._streams = streams
-        self._events = events(reply, streams)
-        super().__init__(self._events, headers=SSE_HEADERS, media_type="text/event-stream")
+        self._keep_alive_s = keep_alive_s
+        self._frames = frames(reply, streams)
+        super().__init__(self._frames, headers=SSE_HEADERS, media_type="text/event-stream")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events, whether the client stays or not."""
@@ -69,24 +75,65 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             _cancel_unfinished(self._reply, self._streams)
-            await self._events.aclose()
+            await self._frames.aclose()
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the events, and a comment line whenever there was none for a while."""
+        line = _Line(send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        keeping = asyncio.create_task(line.keep_alive(self._keep_alive_s))
+        try:
+            async for frame in self._frames:
+                await line.send(frame)
+        except Exception as error:
+            if not line.started:
+                raise
+            status, body = describe(error)
+            _log.error("stream %s failed with status %d", self._reply.response_id, status, exc_info=error)
+            await line.send(_frame(body))
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def events(reply: Reply, streams: Sequence[RequestStream]) -> AsyncGenerator[str]:
-    """Yield the frames of a reply. An error becomes the last frame, and there is no `[DONE]` after it."""
-    try:
-        async with aclosing(merged(streams)) as outputs:
-            async for index, output in outputs:
-                chunk = reply.chunk(index, output)
-                if chunk is not None:
-                    yield _frame(chunk)
-        if reply.include_usage:
-            yield _frame(reply.usage_chunk())
-        yield "data: [DONE]\n\n"
-    except Exception as error:
-        status, body = describe(error)
-        _log.error("stream %s failed with status %d", reply.response_id, status, exc_info=error)
-        yield _frame(body)
+class _Line:
+    """The way to one client: the response starts with the first thing said."""
+
+    def __init__(self, send: Send, head: Message) -> None:
+        self._send = send
+        self._head = head
+        self._said_s = asyncio.get_running_loop().time()
+        self.started = False
+
+    async def send(self, text: str) -> None:
+        """Send one frame."""
+        self._said_s = asyncio.get_running_loop().time()
+        if not self.started:
+            self.started = True
+            await self._send(self._head)
+        await self._send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+
+    async def keep_alive(self, silence_s: float) -> None:
+        """Send a comment line after every `silence_s` seconds in which nothing was sent, for ever."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            left_s = self._said_s + silence_s - clock()
+            if left_s > 0:
+                await asyncio.sleep(left_s)
+            else:
+                await self.send(KEEP_ALIVE)
+
+
+async def frames(reply: Reply, streams: Sequence[RequestStream]) -> AsyncGenerator[str]:
+    """Yield the frames of a reply: one for every round of a choice that shows something, the usage, the end."""
+    async with aclosing(merged(streams)) as outputs:
+        async for index, output in outputs:
+            chunk = reply.chunk(index, output)
+            if chunk is not None:
+                yield _frame(chunk)
+    if reply.include_usage:
+        yield _frame(reply.usage_chunk())
+    yield "data: [DONE]\n\n"
 
 
 async def merged(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, StepOutput]]:

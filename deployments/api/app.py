@@ -59,7 +59,9 @@ def _add_generation(app: FastAPI, backend: Backend, http: HttpStats) -> None:
         reply.expect(requests, echoes)
         watch = begin_watch(request.headers, reply, requests, (http, *backend.observers))
         streams = watched(submit_all(backend, requests, "messages" if reply.chat else "prompt"), watch)
-        return EventStream(reply, streams) if body.stream else await answer_whole(request, reply, streams)
+        if body.stream:
+            return EventStream(reply, streams, backend.style.keep_alive_s)
+        return await answer_whole(request, reply, streams)
 
     def begin(body: CommonRequest, prefix: str) -> Reply:
         if not backend.ready:
@@ -75,6 +77,7 @@ def _add_generation(app: FastAPI, backend: Backend, http: HttpStats) -> None:
             num_choices=body.n or 1,
             include_usage=options is not None and bool(options.include_usage),
             continuous_usage=options is not None and bool(options.continuous_usage_stats),
+            count_rejected_predictions=backend.style.count_rejected_predictions,
         )
 
     @app.post("/v1/completions", response_model=None)

@@ -27,6 +27,19 @@ class CellSnapshot:
     policy_version: int
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerStyle:
+    """What an operator decides about answers.
+
+    A stream that was silent for `keep_alive_s` gets a comment line. `count_rejected_predictions`: `completion_tokens`
+    holds the rejected prediction tokens too, as OpenAI bills them; otherwise it is the number of tokens of the text,
+    which is what clients that count tokens compare it with.
+    """
+
+    keep_alive_s: float = 15.0
+    count_rejected_predictions: bool = False
+
+
 class RequestStream(Protocol):
     """The rounds' output of one submitted request, ended by an output with a finish reason or by an exception."""
 
@@ -60,6 +73,9 @@ class Backend(Protocol):
     def ready(self) -> bool:
         """True when a request submitted now would be served."""
         ...
+
+    @property
+    def style(self) -> AnswerStyle: ...
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast: ...

@@ -62,6 +62,7 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
     if status == 503:
         headers["Retry-After"] = "1"
     if status == 500:
+        headers["x-should-retry"] = "false"  # or the openai client runs into the same defect twice more
         _log.error("request failed", exc_info=error)
         headers["x-request-id"] = getattr(request.state, "request_id", "unknown")
     return JSONResponse(body, status, headers)

@@ -5,19 +5,41 @@
 `num_spec_tokens` + 1 places, sums to `num_spec_steps`, and weighted by its index to `num_accepted_draft_tokens`.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from specserve.service.requests import RequestSummary
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """Return OpenAI's usage object."""
-    return {
+@dataclass(frozen=True, slots=True)
+class PredictionUse:
+    """What became of the predictions' tokens: `accepted` appeared in the output, `rejected` did not.
+
+    Both are about the caller's text, not about drafts: `service.alignment` says what appears, whether a proposer
+    drafted it or not, and so neither depends on speculation. Together they are all tokens of the prediction, once for
+    each choice.
+    """
+
+    accepted: int
+    rejected: int
+
+
+def usage(
+    prompt_tokens: int, completion_tokens: int, cached_tokens: int, prediction: PredictionUse | None = None
+) -> dict[str, Any]:
+    """Return OpenAI's usage object; it tells of predictions only where there was one."""
+    found: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
+    if prediction is not None:
+        found["completion_tokens_details"] = {
+            "accepted_prediction_tokens": prediction.accepted,
+            "rejected_prediction_tokens": prediction.rejected,
+        }
+    return found
 
 
 def metrics(summary: RequestSummary, num_choices: int) -> dict[str, Any]:

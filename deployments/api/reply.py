@@ -11,7 +11,7 @@ from specserve.service.messages import FinishReason
 from specserve.service.requests import GenerationRequest, RequestSummary, StepOutput
 
 from .logprobs import Scored, chat_logprobs, completion_logprobs
-from .metrics import metrics, usage
+from .metrics import PredictionUse, metrics, usage
 
 VERSION = version("specserve")
 
@@ -57,6 +57,7 @@ class Reply:
     num_choices: int
     include_usage: bool
     continuous_usage: bool
+    count_rejected_predictions: bool = False
     choices: list[Choice] = field(default_factory=list)
 
     def expect(self, requests: Sequence[GenerationRequest], echoes: Sequence[str] = ()) -> None:
@@ -143,11 +144,27 @@ class Reply:
     def _usage(self) -> dict[str, Any]:
         """A prompt counts once however many choices it has; every choice's output counts."""
         prompts = self.choices[:: self.num_choices]
+        prediction = self._prediction_use()
+        rejected = prediction.rejected if prediction is not None and self.count_rejected_predictions else 0
         return usage(
             sum(len(choice.request.prompt_token_ids) for choice in prompts),
-            sum(choice.num_tokens for choice in self.choices),
+            sum(choice.num_tokens for choice in self.choices) + rejected,
             sum(choice.summary.cached_tokens for choice in prompts if choice.summary is not None),
+            prediction,
         )
+
+    def _prediction_use(self) -> PredictionUse | None:
+        """Return what became of the prediction's tokens; None before the end, and when there was none."""
+        accepted = rejected = 0
+        for choice in self.choices:
+            predicted = choice.request.prediction_token_ids
+            if predicted is None or choice.summary is None:
+                return None
+            appeared = choice.summary.accepted_prediction_tokens
+            assert appeared is not None
+            accepted += appeared
+            rejected += len(predicted) - appeared
+        return PredictionUse(accepted, rejected)
 
     def _metrics(self) -> dict[str, Any] | None:
         summary = self.choices[0].summary

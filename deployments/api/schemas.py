@@ -53,6 +53,15 @@ def _check_bias(value: object) -> object:
     return {int(key): float(bias) for key, bias in value.items()}
 
 
+class TextPart(BaseModel):
+    """A piece of a content; only text is understood."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: Literal["text"]
+    text: str
+
+
 class Speculation(BaseModel):
     """The caller's wishes for speculation; a policy may clamp them, and the answer says so."""
 
@@ -62,6 +71,15 @@ class Speculation(BaseModel):
     max_draft_tokens: Annotated[int, Field(ge=0, le=64)] | None = None
     proposer: Annotated[str, Field(min_length=1)] | None = None
     acceptance: Literal["coupled", "rejection", "block"] = "coupled"
+
+
+class Prediction(BaseModel):
+    """OpenAI's predicted output: the text that the caller expects, whole or in parts."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: Literal["content"]
+    content: Annotated[str | list[TextPart], BeforeValidator(_check_content)]
 
 
 class StreamOptions(BaseModel):
@@ -98,7 +116,7 @@ class CommonRequest(BaseModel):
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     speculation: Speculation | None = None
 
-    prediction: Any = None
+    prediction: Prediction | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] | None = None
@@ -120,15 +138,6 @@ class CompletionRequest(CommonRequest):
     echo: bool | None = None
     suffix: Any = None
     best_of: int | None = None
-
-
-class TextPart(BaseModel):
-    """A piece of a message's content; only text is understood."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    type: Literal["text"]
-    text: str
 
 
 class ChatMessage(BaseModel):

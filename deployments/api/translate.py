@@ -65,7 +65,6 @@ def chat_requests(
 def _check_common(body: CommonRequest, backend: Backend) -> None:
     if body.model != backend.model_id:
         raise ModelNotFoundError(f"the model {body.model!r} is not served here", "model", "model_not_found")
-    _refuse("prediction", body.prediction is not None, "is not supported yet")
     _refuse(
         "response_format", body.response_format not in (None, {"type": "text"}), "other than text is not supported yet"
     )
@@ -139,6 +138,7 @@ def _requests(
     speculation = body.speculation or Speculation()
     num_choices = body.n or 1
     seeds = _seeds(body, random_seed, len(prompts), num_choices)
+    prediction = _prediction(body, backend)
     return [
         GenerationRequest(
             request_id=response_id if len(prompts) * num_choices == 1 else f"{response_id}-{p * num_choices + c}",
@@ -156,10 +156,25 @@ def _requests(
             proposer=speculation.proposer,
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
+            prediction_token_ids=prediction,
         )
         for p, prompt in enumerate(prompts)
         for c in range(num_choices)
     ]
+
+
+def _prediction(body: CommonRequest, backend: Backend) -> tuple[int, ...] | None:
+    """Return the tokens of the predicted output, as it would be written in the middle of a text."""
+    if body.prediction is None:
+        return None
+    content = body.prediction.content
+    text = content if isinstance(content, str) else "".join(part.text for part in content)
+    token_ids = tuple(backend.tokenizer.encode(text, add_special_tokens=False))
+    if len(token_ids) > backend.max_model_len:
+        raise BadRequestError(
+            f"this model's context is {backend.max_model_len} tokens; the prediction has {len(token_ids)}", "prediction"
+        )
+    return token_ids
 
 
 def _max_tokens(body: CommonRequest, backend: Backend, prompt_len: int, param: str) -> int:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specserve.deployments.api.app import build_api
-from specserve.deployments.api.backend import CellSnapshot
+from specserve.deployments.api.backend import AnswerStyle, CellSnapshot
 from specserve.deployments.api.watching import RequestObserver
 from specserve.service.errors import SpecserveError
 from specserve.service.messages import FinishReason, TokenLogprob
@@ -64,6 +64,7 @@ class FakeBackend:
     vocab_size: int = 256
     created: int = 1_700_000_000
     ready: bool = True
+    style: AnswerStyle = field(default_factory=AnswerStyle)
     refuse_after: int | None = None
     refusal: SpecserveError | None = None
     submitted: list[GenerationRequest] = field(default_factory=list)
@@ -90,6 +91,7 @@ def summary(request: GenerationRequest, tokens: int, histogram: tuple[int, ...] 
         num_spec_rounds=rounds, num_draft_tokens=drafted, num_accepted_tokens=accepted, acceptance_histogram=histogram,
         mode=request.mode, reason="policy", proposer="ngram", tier="default", policy_version=7, queue_ms=1.0,
         time_to_first_token_ms=11.0, generation_ms=30.0,
+        accepted_prediction_tokens=None if request.prediction_token_ids is None else 3,
     )  # fmt: skip
 
 

@@ -7,10 +7,15 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from specserve.deployments.api.backend import AnswerStyle
 from specserve.deployments.api.logprobs import Scored, chat_logprobs
 from specserve.deployments.api.metrics import metrics
-from specserve.service.messages import TokenLogprob
+from specserve.service.messages import Sampling, TokenLogprob
+from specserve.service.requests import GenerationRequest
+from specserve.service.running import RequestStream, Running
 
 CHAT = {"model": "org/tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "org/tiny", "prompt": "hi"}
@@ -172,19 +177,55 @@ def test_a_part_of_a_character_keeps_its_bytes(script: SimpleNamespace) -> None:
     assert [entry["bytes"] for entry in shape["content"]] == [[0xC3], [0xA9]]
 
 
-@pytest.mark.parametrize("histogram", [(0,), (), (1, 0, 2), (0, 5), (3, 0, 0, 0)])
-def test_the_metrics_obey_vllms_identities(script: SimpleNamespace, histogram: tuple[int, ...]) -> None:
-    request = SimpleNamespace(prompt_token_ids=(1,), mode="auto")
-    spec = metrics(script.summary(request, 1, histogram), 1)["speculative_decoding"]
+ROUNDS = st.lists(st.integers(0, 8).flatmap(lambda drafted: st.tuples(st.just(drafted), st.integers(0, drafted))))
+
+
+@given(ROUNDS)
+def test_the_metrics_of_whatever_rounds_pass_aiperfs_checks(rounds: list[tuple[int, int]]) -> None:
+    request = GenerationRequest("r", (1,), Sampling(), 1000)
+    running = Running(request, RequestStream("r"), 0.0, [1])
+    for drafted, accepted in rounds:
+        running.observe("adaptive", "draft" if drafted else None, drafted, accepted)
+    spec = metrics(running.summary(1.0, 1), 1)["speculative_decoding"]
     counts = spec["acceptance_histogram"]
+    speculating = [one for one in rounds if one[0]]
     assert len(counts) == spec["num_spec_tokens"] + 1
-    assert sum(counts) == spec["num_spec_steps"]
+    assert spec["num_spec_tokens"] == max([drafted for drafted, _ in rounds], default=0)
+    assert sum(counts) == spec["num_spec_steps"] == len(speculating)
     assert sum(k * count for k, count in enumerate(counts)) == spec["num_accepted_draft_tokens"]
-    if spec["num_spec_steps"]:
+    assert spec["num_accepted_draft_tokens"] <= spec["num_draft_tokens"] == sum(drafted for drafted, _ in rounds)
+    if speculating:
         assert spec["mean_acceptance_length"] == 1 + spec["num_accepted_draft_tokens"] / spec["num_spec_steps"]
+        assert spec["draft_acceptance_rate"] == spec["num_accepted_draft_tokens"] / spec["num_draft_tokens"]
     else:
         assert spec["mean_acceptance_length"] is None
         assert spec["draft_acceptance_rate"] is None
+
+
+PREDICTION = {"type": "content", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "p me"}]}
+
+
+@pytest.mark.asyncio
+async def test_usage_tells_what_became_of_the_prediction_and_only_where_there_was_one(
+    client: httpx.AsyncClient, backend: Any
+) -> None:
+    for path, body in (("/v1/completions", TEXT), ("/v1/chat/completions", CHAT)):
+        usage = (await client.post(path, json=body | {"prediction": PREDICTION, "n": 2})).json()["usage"]
+        assert backend.tokenizer.decode(backend.submitted[-1].prediction_token_ids) == "Help me"
+        assert usage["completion_tokens_details"] == {"accepted_prediction_tokens": 6, "rejected_prediction_tokens": 8}
+        assert usage["completion_tokens"] == 10
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+        assert "completion_tokens_details" not in (await client.post(path, json=body)).json()["usage"]
+
+
+@pytest.mark.asyncio
+async def test_rejected_prediction_tokens_count_as_openai_bills_them_where_the_operator_says_so(
+    client: httpx.AsyncClient, backend: Any
+) -> None:
+    backend.style = AnswerStyle(count_rejected_predictions=True)
+    usage = (await client.post("/v1/completions", json=TEXT | {"prediction": PREDICTION})).json()["usage"]
+    assert (usage["completion_tokens"], usage["total_tokens"]) == (5 + 4, 2 + 5 + 4)
+    assert (await client.post("/v1/completions", json=TEXT)).json()["usage"]["completion_tokens"] == 5
 
 
 @pytest.mark.asyncio

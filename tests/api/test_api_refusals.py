@@ -15,7 +15,13 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"n": 17}, "n"), ({"n": "1"}, "n"), ({"max_tokens": 0}, "max_tokens"), ({"seed": 2**63}, "seed"),
     ({"stop": list("abcde")}, "stop"), ({"stop": ""}, "stop"), ({"stop_token_ids": [256]}, "stop_token_ids"),
     ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"), ({"service_tier": "gold"}, "service_tier"),
-    ({"prediction": {"type": "content", "content": "x"}}, "prediction"), ({"logit_bias": [1]}, "logit_bias"),
+    ({"prediction": {"type": "content", "content": "x" * 65}}, "prediction"), ({"prediction": "x"}, "prediction"),
+    ({"prediction": {"type": "image", "content": "x"}}, "prediction.type"),
+    ({"prediction": {"type": "content"}}, "prediction.content"),
+    ({"prediction": {"type": "content", "content": 5}}, "prediction.content"),
+    ({"prediction": {"type": "content", "content": None}}, "prediction.content"),
+    ({"prediction": {"type": "content", "content": [{"type": "image"}]}}, "prediction.content.0.type"),
+    ({"logit_bias": [1]}, "logit_bias"),
     ({"logit_bias": {"a": 1}}, "logit_bias"), ({"logit_bias": {"-1": 1}}, "logit_bias"),
     ({"logit_bias": {"256": 1}}, "logit_bias"), ({"logit_bias": {"1": 101}}, "logit_bias"),
     ({"logit_bias": {"1": True}}, "logit_bias"), ({"logit_bias": dict.fromkeys(range(1025), 1)}, "logit_bias"),
@@ -132,3 +138,4 @@ async def test_an_unforeseen_error_tells_nothing(backend: Any) -> None:
         response = await client.post("/v1/completions", json=TEXT)
     check(response, 500, None, "internal_error")
     assert "secret" not in response.text
+    assert response.headers["x-should-retry"] == "false"

@@ -8,8 +8,10 @@ from typing import Any
 import httpx
 import pytest
 from openai import APIError, AsyncOpenAI, BadRequestError
+from support.leaving import Leaving
 
 from specserve.deployments.api.app import build_api
+from specserve.deployments.api.backend import AnswerStyle
 from specserve.service.errors import RoundLostError
 
 CHAT = {"model": "org/tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -85,35 +87,99 @@ async def test_an_error_after_the_first_byte_is_the_last_event(
     assert all(stream.cancelled.is_set() for stream in backend.streams)
 
 
-class Leaving:
-    """A raw ASGI client that leaves: once `after` has been answered, or at once when it is None."""
+@pytest.mark.asyncio
+async def test_an_error_before_the_first_byte_has_its_own_status(client: httpx.AsyncClient, backend: Any) -> None:
+    backend.script = lambda request: [RoundLostError("lost")]
+    response = await client.post("/v1/completions", json=TEXT | {"stream": True, "n": 2})
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "round_lost"
+    assert response.headers["retry-after"] == "1"
+    assert all(stream.cancelled.is_set() for stream in backend.streams)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    def __init__(self, body: dict[str, Any], after: str | None) -> None:
-        self._body = json.dumps(body).encode()
-        self._after = after
-        self._leave = asyncio.Event()
-        self._asked = False
-        if after is None:
-            self._leave.set()
 
-    async def receive(self) -> dict[str, Any]:
-        if not self._asked:
-            self._asked = True
-            return {"type": "http.request", "body": self._body, "more_body": False}
-        await self._leave.wait()
-        return {"type": "http.disconnect"}
+@pytest.mark.asyncio
+async def test_a_silent_stream_gets_comment_lines_before_and_between_its_events(
+    backend: Any, script: SimpleNamespace
+) -> None:
+    backend.style = AnswerStyle(keep_alive_s=0.01)
+    backend.script = lambda request: [script.step(request, "Hel")]
+    client = Leaving(TEXT | {"stream": True}, "keep-alive", times=4)
+    held = HeldBack(backend)
+    visit = asyncio.create_task(client.visit(build_api(held)))
+    await client.seen(2)
+    held.release.set()
+    await visit
+    sent = [message["body"].decode() for message in client.messages if message.get("body")]
+    event = next(place for place, text in enumerate(sent) if text.startswith("data:"))
+    assert event >= 2
+    assert {*sent[:event], *sent[event + 1 :]} == {": keep-alive\n\n"}
+    assert [message["type"] for message in client.messages].count("http.response.start") == 1
+    assert client.messages[0]["type"] == "http.response.start"
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    async def send(self, message: Any) -> None:
-        if self._after is not None and self._after.encode() in message.get("body", b""):
-            self._leave.set()
 
-    async def visit(self, app: Any) -> None:
-        scope = {
-            "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "POST",
-            "scheme": "http", "path": "/v1/completions", "raw_path": b"/v1/completions", "query_string": b"",
-            "root_path": "", "headers": [(b"content-type", b"application/json")], "client": None, "server": None,
-        }  # fmt: skip
-        await asyncio.wait_for(app(scope, self.receive, self.send), 20)
+@pytest.mark.asyncio
+async def test_an_error_after_a_comment_line_is_an_event(backend: Any) -> None:
+    backend.style = AnswerStyle(keep_alive_s=0.01)
+    backend.script = lambda request: [RoundLostError("lost")]
+    client = Leaving(TEXT | {"stream": True}, "error")
+    held = HeldBack(backend)
+    visit = asyncio.create_task(client.visit(build_api(held)))
+    await client.seen(1, "keep-alive")
+    held.release.set()
+    await visit
+    assert client.messages[0]["status"] == 200
+    assert "round_lost" in client.messages[-1 if client.messages[-1].get("body") else -2]["body"].decode()
+
+
+@pytest.mark.asyncio
+async def test_a_stream_that_speaks_gets_no_comment_line(client: httpx.AsyncClient) -> None:
+    response = await client.post("/v1/completions", json=TEXT | {"stream": True})
+    assert all(line.startswith("data: ") for line in response.text.split("\n\n") if line)
+
+
+@pytest.mark.asyncio
+async def test_every_chunk_has_the_usage_so_far_and_the_last_what_became_of_the_prediction(
+    client: httpx.AsyncClient,
+) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    predicted = {"prediction": {"type": "content", "content": "Help"}, "stream_options": options}
+    for path, body in (("/v1/completions", TEXT), ("/v1/chat/completions", CHAT)):
+        chunks, _ = await frames(client, path, body | predicted)
+        used = [chunk["usage"] for chunk in chunks]
+        counts = [usage["completion_tokens"] for usage in used]
+        assert counts == sorted(counts)
+        assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in used)
+        details = {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 1}
+        assert [usage.get("completion_tokens_details") for usage in used] == [None, None, details, details]
+
+
+class HeldBack:
+    """The backend, whose streams wait for `release` before their first output."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self.release = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def submit(self, request: Any) -> Any:
+        stream = self._backend.submit(request)
+        anext_, release = stream.__anext__, self.release
+
+        class Held:
+            cancel = stream.cancel
+
+            def __aiter__(self) -> Any:
+                return self
+
+            async def __anext__(self) -> Any:
+                await release.wait()
+                return await anext_()
+
+        return Held()
 
 
 @pytest.mark.asyncio

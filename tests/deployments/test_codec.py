@@ -15,6 +15,7 @@ from specserve.service.messages import (
     DraftBatch,
     Features,
     History,
+    Prediction,
     ProposeBatch,
     ProposeRow,
     Sampling,
@@ -36,7 +37,7 @@ DRAFT = Draft("a", 7, (1, 2), IDS, PROBS)
 VERIFY_ROW = VerifyRow("a", 7, SAMPLING, (1, 2), IDS, PROBS, 2)
 LOGPROB = TokenLogprob(-1.5, ((3, -1.5), (4, float("-inf"))))
 VERDICT = Verdict("a", 7, 1, (1, 5), (LOGPROB, TokenLogprob(0.0, ())))
-PROPOSE_ROW = ProposeRow("a", 7, 3, (1, 2, 3, 4), 4, Sampling())
+PROPOSE_ROW = ProposeRow("a", 7, 3, (1, 2, 3, 4), 4, Sampling(), Prediction(2, (5, 6)))
 
 MESSAGES: list[Any] = [
     Sampling(),
@@ -58,7 +59,9 @@ MESSAGES: list[Any] = [
     LOGPROB,
     VERDICT,
     VerdictBatch(1, (VERDICT,), 0.25),
+    Prediction(2, (5, 6)),
     PROPOSE_ROW,
+    dataclasses.replace(PROPOSE_ROW, prediction=None),
     ProposeBatch(1, "head", (PROPOSE_ROW,), ("z",)),
     ProposeBatch(1, "head", ()),
     DraftBatch(1, (DRAFT, Draft("b", 0, ())), 3),

@@ -47,3 +47,19 @@ def test_a_prompt_alone_gets_the_tokens_it_gets_in_company(llm: LLM) -> None:
     for prompt, done in list(zip(TWENTY, together, strict=True))[::3]:
         (alone,) = llm.generate([prompt], max_tokens=MAX_TOKENS, mode="off", ignore_eos=True)
         assert alone.token_ids == done.token_ids
+
+
+def test_an_older_version_as_prediction_gives_plain_decodings_tokens_more_than_three_a_round(llm: LLM) -> None:
+    num_tokens = num_rounds = 0
+    for prompt in TWENTY[::5]:
+        (plain,) = llm.generate([prompt], max_tokens=96, mode="off", ignore_eos=True)
+        words = plain.text.split(" ")
+        older = " ".join(["older" if place % 20 == 10 else word for place, word in enumerate(words)])
+        (done,) = llm.generate(
+            [prompt], max_tokens=96, mode="on", proposer="prediction", prediction=older, ignore_eos=True
+        )
+        assert done.token_ids == plain.token_ids
+        num_tokens += len(done.token_ids)
+        num_rounds += done.summary.num_rounds + 1
+        assert 48 < (done.summary.accepted_prediction_tokens or 0) <= 96
+    assert num_tokens / num_rounds > 3.0

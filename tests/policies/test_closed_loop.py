@@ -136,3 +136,24 @@ def test_off_is_off_and_recovers_when_drafts_do() -> None:
     assert sum(any(choice.gamma for choice in done.choices) for done in bad[200:]) <= 0.05 * len(bad[200:])
     good = simulate(policy, MACHINE, [constant(0.9, 0.0, 0.0)], 4, 4 * 6000, 2, state)
     assert mean_gamma(good[-200:]) > 2.0
+
+
+PREDICTED_MACHINE = replace(MACHINE, draft_ms={**MACHINE.draft_ms, "prediction": lambda gammas: 0.03})
+
+
+def predicted(found: float, right: float) -> Workload:
+    """Return short requests with a prediction, whose text neither prompt nor draft model knows well."""
+    stretch = Stretch(100, {"draft": (1.0, 0.5), "prompt_lookup": (0.1, 0.3), "prediction": (found, right)})
+    return Workload("predicted", (stretch,), output_tokens=100)
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_a_good_prediction_is_used_from_the_start_and_a_bad_one_costs_next_to_nothing(concurrency: int) -> None:
+    policy, tokens = simple_policy("adaptive"), 1500 * concurrency
+    good = simulate(policy, PREDICTED_MACHINE, [predicted(0.95, 0.95)], concurrency, tokens, 1)
+    used = proposers(good[:100])
+    assert used["prediction"] > 0.9 * used.total()
+    bad = simulate(policy, PREDICTED_MACHINE, [predicted(0.1, 0.1)], concurrency, tokens, 1)
+    without = simulate(policy, MACHINE, [predicted(0.0, 0.0)], concurrency, tokens, 1)
+    assert tokens_per_ms(bad) > 0.93 * tokens_per_ms(without)
+    assert tokens_per_ms(good) > 1.8 * tokens_per_ms(without)

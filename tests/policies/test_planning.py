@@ -230,3 +230,48 @@ def test_the_arrival_rate_follows_a_steady_stream_and_fades() -> None:
         arrivals = arrived(arrivals, i * 0.1)
     assert arrival_rate(arrivals, 100.0) == pytest.approx(10.0, rel=0.05)
     assert arrival_rate(arrivals, 200.0) < 0.01
+
+
+NAMES = frozenset({"prediction", "prompt_lookup", "draft"})
+
+
+def chosen(policy: str, request: RequestObservation, state: PlanState | None = None) -> Choice:
+    """Return the choice for one request once the plain rounds that measure are over."""
+    state = state or PlanState()
+    for number in range(4):
+        plan, state = plan_round(Observation((request,), NAMES, number * 0.01), simple_policy(policy), state)
+        state = learn_round(RoundResult((), 1, 1, 10.0), state)
+    return plan.choices[0]
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "fixed:4"])
+def test_a_fresh_prediction_is_believed_and_a_request_without_one_never_gets_it(policy: str) -> None:
+    assert chosen(policy, RequestObservation("r", has_prediction=True)).proposer == "prediction"
+    for mode in ("auto", "on"):
+        for wish in (None, "prediction"):
+            assert (
+                chosen(policy, RequestObservation("r", mode=mode, proposer=wish)).proposer
+                in {
+                    None: {"prompt_lookup", "draft"},
+                    "prediction": {None},
+                }[wish]
+            )
+
+
+def test_in_one_batch_only_those_with_a_prediction_use_it() -> None:
+    requests = tuple(RequestObservation(f"r{i}", has_prediction=i % 2 == 0) for i in range(8))
+    state, policy = PlanState(), simple_policy("adaptive")
+    for number in range(60):
+        plan, state = plan_round(Observation(requests, NAMES, number * 0.01), policy, state)
+        results = [
+            DraftResult(request.request_id, "default", choice.proposer, choice.gamma, choice.gamma, choice.gamma)
+            for request, choice in zip(requests, plan.choices, strict=True)
+            if choice.proposer is not None
+        ]
+        state = learn_round(RoundResult(results, 8, 8 + sum(choice.gamma for choice in plan.choices), 10.0), state)
+        assert all(
+            choice.proposer != "prediction"
+            for request, choice in zip(requests, plan.choices, strict=True)
+            if not request.has_prediction
+        )
+    assert {choice.proposer for choice in plan.choices[::2]} == {"prediction"}
