@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,11 @@ from specserve.service.requests import GenerationRequest
 Tokens = tuple[int, ...]
 PROMPT = tuple((7 * place) % 50 + 10 for place in range(9))
 SEEDED = Sampling(greedy=False, temperature=0.8, top_p=0.95, seed=11)
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "seeded": SEEDED,
+    "penalised": replace(SEEDED, presence_penalty=0.7, frequency_penalty=0.3, repetition_penalty=1.2),
+}
 EDITS: dict[str, Callable[[Tokens], Tokens]] = {
     "right": lambda right: right,
     "edited": lambda right: (*right[:6], 3, *right[7:12], 5, 6, 7, *right[12:20], *right[24:]),
@@ -46,7 +52,7 @@ def appeared(done: Finished) -> int | None:
     return summary.accepted_prediction_tokens
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize("gamma", [1, 4, 8])
 def test_a_prediction_changes_no_token_and_its_count_depends_on_no_draft(
