@@ -152,7 +152,7 @@ async def test_two_hundred_streams_left_over_http_free_everything_by_the_next_ro
 
 @asynccontextmanager
 async def remote_engine(cell: Cell, book: Book, draft: DraftModelProposer) -> AsyncIterator[Engine]:
-    """Yield an engine whose target, verifier and draft model answer over channels."""
+    """Yield a running engine whose target, verifier and draft model answer over channels."""
     with ThreadPoolExecutor(1) as executor:
         target = TargetHost(Target(cell.model, NUM_PAGES, 4), SECRET, executor)
         verifier = VerifierHost(Verifier(cell.model), SECRET, executor)
@@ -173,11 +173,16 @@ async def remote_engine(cell: Cell, book: Book, draft: DraftModelProposer) -> As
         for local in (PromptLookupProposer(1, 3), PredictionProposer()):
             ports[local.name] = DirectProposerPort(Watched(local, book))
         config = EngineConfig(512, VOCAB_SIZE, (0,), NUM_PAGES, 4, max_running=12, propose_timeout_s=30.0)
-        yield Engine(round_port, ports, RandomPlanner(6), cell.tokenizer, config)
-        await link.close()
-        await round_port.close()
-        for host in hosts:
-            await host.server.stop()
+        engine = Engine(round_port, ports, RandomPlanner(6), cell.tokenizer, config)
+        engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.stop()
+            await link.close()
+            await round_port.close()
+            for host in hosts:
+                await host.server.stop()
 
 
 class WatchedRounds(RemoteRoundPort):
@@ -213,9 +218,11 @@ async def test_two_hundred_streams_left_with_remote_hosts_free_everything_by_the
             for number in numbers:
                 await leave(number)
 
-        async with started(engine):
-            await asyncio.gather(*(client(range(first, NUM_LEAVING, 12)) for first in range(12)))
-            left = engine.counters.rounds
+        await asyncio.gather(*(client(range(first, NUM_LEAVING, 12)) for first in range(12)))
+        left = engine.counters.rounds
+        while engine.num_running or engine.num_waiting or any(engine.num_held_by_proposers.values()):
+            await asyncio.sleep(0)
+        assert engine.num_free_pages == NUM_PAGES
         assert engine.counters.rounds <= left + 1
         assert engine.counters.cancelled == NUM_LEAVING
         assert set(engine.num_held_by_proposers.values()) == {0}
