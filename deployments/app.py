@@ -1,8 +1,8 @@
 """The Ray Serve application: Engine behind HTTP, its Target and Verifier actors, the Proposer pool, the Controller."""
 
 import asyncio
-import logging
 import os
+import time
 from typing import Any, cast
 
 from ray import serve
@@ -11,7 +11,6 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from specserve.policies.document import policy_from_dict
 from specserve.service.errors import ChannelError
 from specserve.service.models import read_shape
 
@@ -21,13 +20,13 @@ from .api.app import build_api
 from .api.backend import Backend
 from .backend import EngineBackend
 from .cell import cell_backend, engine_config, local_proposer_ports
-from .controller import ControllerDeployment, cell_report
+from .cellreport import cell_report
+from .controlplane import ControllerDeployment, RemoteController
+from .exchange import Follower
 from .planning import PolicyPlanner
 from .remote import Address, ProposerLink, RemoteProposerPort, RemoteRoundPort
 from .settings import ServiceSettings, load_policy
-
-LOG = logging.getLogger(__name__)
-EXCHANGE_EVERY_S = 0.5
+from .startup import prepared_store
 
 api = build_api(cast(Backend, current.CurrentBackend()))
 
@@ -53,8 +52,6 @@ class EngineDeployment:
         proposer: DeploymentHandle | None,
     ) -> None:
         parsed = ServiceSettings.model_validate(settings)
-        self._controller = controller
-        self._cell_id = f"cell-{os.getpid()}"
         self._target = _in_bundle(TargetActor, 1).remote(settings, secret)
         self._verifier = _in_bundle(VerifierActor, 2).remote(settings, secret)
         self._proposer = proposer
@@ -69,10 +66,12 @@ class EngineDeployment:
             ports["draft"] = RemoteProposerPort("draft", self._link)
         config = engine_config(parsed, read_shape(parsed.model_source))
         self._backend: EngineBackend = cell_backend(parsed, config, self._round_port, ports, self._planner)
+        follower = Follower(self._backend.cell_id, self._planner, self._describe, RemoteController(controller))
+        await follower.once()
         await self._backend.start()
         self._backend.export_telemetry()
         current.install(self._backend)
-        self._exchange = asyncio.get_running_loop().create_task(self._exchange_for_ever())
+        self._exchange = asyncio.get_running_loop().create_task(follower.run())
 
     async def pids(self) -> dict[str, int]:
         """Return the process ids of the cell's parts, for tests that kill them."""
@@ -84,15 +83,10 @@ class EngineDeployment:
 
     async def report(self) -> dict[str, Any]:
         """Return the engine's counters and gauges."""
-        engine = self._backend.engine
-        return cell_report(
-            engine.counters,
-            running=engine.num_running,
-            waiting=engine.num_waiting,
-            free_pages=engine.num_free_pages,
-            num_pages=engine.config.num_pages,
-            held_by_proposers=dict(engine.num_held_by_proposers),
-        )
+        return self._describe()
+
+    def _describe(self) -> dict[str, Any]:
+        return cell_report(self._backend.engine)
 
     def check_health(self) -> None:
         """Raise when the round loop has ended, so that Serve replaces the replica."""
@@ -108,17 +102,6 @@ class EngineDeployment:
     async def _locate_proposer(self) -> Address:
         assert self._proposer is not None
         return cast(Address, tuple(await self._proposer.address.remote()))
-
-    async def _exchange_for_ever(self) -> None:
-        """Report to the controller and follow its policy; without it the last snapshot stays in force."""
-        while True:
-            try:
-                version, document = await self._controller.exchange.remote(self._cell_id, await self.report())
-                if version != self._planner.policy_version:
-                    self._planner.set_policy(policy_from_dict(document), version)
-            except Exception as error:
-                LOG.warning("the controller does not answer; policy %d stays: %s", self._planner.policy_version, error)
-            await asyncio.sleep(EXCHANGE_EVERY_S)
 
 
 def _in_bundle(actor_class: Any, bundle: int) -> Any:
@@ -137,10 +120,11 @@ async def _address(actor: Any) -> Address:
 
 
 def build_app(settings: ServiceSettings, secret: bytes) -> serve.Application:
-    """Return the application of one service; `secret` authenticates its channels."""
+    """Return the application of one service, its policy store made ready; `secret` authenticates its channels."""
+    prepared_store(settings, time.time())
     plain = settings.model_dump(mode="json")
     controller = ControllerDeployment.bind(  # type: ignore[attr-defined]
-        settings.policy
+        plain
     )
     proposer = None
     if "draft" in settings.usable_proposers:

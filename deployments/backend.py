@@ -38,7 +38,7 @@ class EngineBackend:
         self.style = style
         self.tokenizer = tokenizer
         self.created = int(time.time())
-        self.cell_id = f"cell-{os.getpid()}"
+        self.cell_id = f"{os.uname().nodename}-{os.getpid()}"
         self.observers: list[RequestObserver] = []
 
     @property

@@ -23,7 +23,7 @@ from .planning import PolicyPlanner
 from .settings import ServiceSettings, load_policy
 
 
-def inline_backend(settings: ServiceSettings) -> EngineBackend:
+def inline_backend(settings: ServiceSettings, planner: PolicyPlanner | None = None) -> EngineBackend:
     """Return a backend whose every part lives in this process; its engine is not started yet."""
     executor = torch_thread(settings.num_threads)
     target, verifier, draft, shape = executor.submit(_models, settings).result()
@@ -31,7 +31,7 @@ def inline_backend(settings: ServiceSettings) -> EngineBackend:
     if draft is not None:
         ports[draft.name] = InlineProposerPort(draft, executor)
     round_port = InlineRoundPort(target, verifier, executor)
-    planner = PolicyPlanner(load_policy(settings.policy))
+    planner = planner or PolicyPlanner(load_policy(settings.policy))
     return cell_backend(settings, engine_config(settings, shape), round_port, ports, planner)
 
 

@@ -16,6 +16,7 @@ from specserve.service.errors import SpecserveError
 from specserve.service.models import read_shape
 
 from .settings import ServiceSettings, load_policy, load_settings
+from .startup import prepared_store, with_admin
 
 READY_TIMEOUT_S = 180.0
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -25,7 +26,8 @@ def run(args: argparse.Namespace) -> int:
     """Serve until interrupted and return the exit code."""
     settings = settings_from(args)
     check(settings)
-    settings = settings.pinned()
+    settings = with_admin(settings).pinned()
+    _check_port(settings.host, settings.admin_port)
     print(f"specserve: starting {settings.model_id} ({settings.placement}) ...", file=sys.stderr, flush=True)
     return _run_inline(settings) if settings.placement == "inline" else _run_actors(settings)
 
@@ -44,7 +46,7 @@ def check(settings: ServiceSettings) -> None:
     load_policy(settings.policy)
     if settings.host not in LOOPBACK_HOSTS:
         raise SpecserveError(f"no API keys are configured, so only loopback may be bound, not {settings.host!r}")
-    _check_port(settings)
+    _check_port(settings.host, settings.port)
     draft = settings.draft_source
     read_shape(settings.model_source)
     if draft is not None:
@@ -54,7 +56,13 @@ def check(settings: ServiceSettings) -> None:
 def ready_line(settings: ServiceSettings) -> str:
     """Return what is printed once `/ready` answers 200."""
     url = f"http://{settings.host}:{settings.port}"
-    return f"specserve: ready at {url}  (model {settings.model_id}, policy {settings.policy}); Ctrl-C stops it"
+    model, admin = f"model {settings.model_id}", f"admin at {admin_url(settings)}"
+    return f"specserve: ready at {url}  ({model}, policy {settings.policy}, {admin}); Ctrl-C stops it"
+
+
+def admin_url(settings: ServiceSettings) -> str:
+    """Return where the admin API answers."""
+    return f"http://{settings.host}:{settings.admin_port}"
 
 
 def _interrupt(*_: object) -> None:
@@ -65,21 +73,23 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _check_port(settings: ServiceSettings) -> None:
+def _check_port(host: str, port: int | None) -> None:
+    if port is None:
+        return
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((settings.host, settings.port))
+            probe.bind((host, port))
         except OSError as error:
-            raise SpecserveError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
+            raise SpecserveError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 def _wait_ready(settings: ServiceSettings) -> bool:
-    url = f"http://{settings.host}:{settings.port}/ready"
+    urls = [f"http://{settings.host}:{settings.port}/ready", f"{admin_url(settings)}/health"]
     for _ in range(int(READY_TIMEOUT_S / 0.1)):
         time.sleep(0.1)
         try:
-            if httpx.get(url, timeout=2.0).status_code == 200:
+            if all(httpx.get(url, timeout=2.0).status_code == 200 for url in urls):
                 return True
         except httpx.HTTPError:
             continue
@@ -112,13 +122,24 @@ def _run_actors(settings: ServiceSettings) -> int:
 
 
 def _run_inline(settings: ServiceSettings) -> int:
+    from .admin.serving import serve_admin
     from .api.app import build_api
     from .cell import inline_backend
+    from .cellreport import cell_report
+    from .controller import Controller
+    from .exchange import Follower
+    from .planning import PolicyPlanner
 
     async def main() -> None:
-        backend = inline_backend(settings)
+        controller = Controller(prepared_store(settings, time.time()))
+        planner = PolicyPlanner(controller.snapshot.active.policy)
+        backend = inline_backend(settings, planner)
+        follower = Follower(backend.cell_id, planner, lambda: cell_report(backend.engine), controller)
+        await follower.once()
         await backend.start()
         backend.export_telemetry()
+        following = asyncio.ensure_future(follower.run())
+        admin = asyncio.ensure_future(serve_admin(controller, settings))
         server = uvicorn.Server(
             uvicorn.Config(build_api(backend), host=settings.host, port=settings.port, log_level="warning")
         )
@@ -128,6 +149,9 @@ def _run_inline(settings: ServiceSettings) -> int:
         if server.started:
             print(ready_line(settings), flush=True)
         await serving
+        for task in (admin, following):
+            task.cancel()
+        await asyncio.gather(admin, following, return_exceptions=True)
         await backend.engine.stop()
 
     asyncio.run(main())

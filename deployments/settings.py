@@ -28,6 +28,8 @@ class ServiceSettings(BaseModel):
     placement: Literal["actors", "inline"] = "actors"
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
+    admin_port: int | None = Field(None, ge=0, le=65535, description="None is the one after `port`; 0 is any.")
+    policy_store: str | None = Field(None, description="The SQLite file of policies; None is one for each admin port.")
     policy: str = Field("adaptive", description="off, fixed:N, adaptive, or a policy file.")
     max_model_len: int | None = Field(None, ge=16, description="Tokens; None is what the model was made for.")
     num_pages: int = Field(2048, ge=8)

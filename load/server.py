@@ -41,7 +41,8 @@ def free_port() -> int:
 def serve_command(model: str | None, placement: Placement, port: int) -> list[str]:
     """Return the command that serves `model` (None: the embedded one) on `port`."""
     named = [] if model is None else [model]
-    return [sys.executable, "-m", "specserve.cli", "serve", *named, "--placement", placement, "--port", str(port)]
+    ports = ["--port", str(port), "--admin-port", "0"]
+    return [sys.executable, "-m", "specserve.cli", "serve", *named, "--placement", placement, *ports]
 
 
 @contextlib.contextmanager

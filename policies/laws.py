@@ -69,12 +69,18 @@ class Weighed:
     reach: Reach = None
 
 
-def scheduled_gamma(tier: TierPolicy, qps: float, batch: int, acceptance: float) -> int:
-    """Return the gamma of the first rule whose bounds all hold, else `otherwise`."""
-    for rule in tier.rules:
+def fired_rule(tier: TierPolicy, qps: float, batch: int, acceptance: float) -> int | None:
+    """Return the place of the first rule whose bounds all hold; None when `otherwise` applies."""
+    for place, rule in enumerate(tier.rules):
         if rule.qps.holds(qps) and rule.batch.holds(batch) and rule.acceptance.holds(acceptance):
-            return rule.gamma
-    return tier.otherwise
+            return place
+    return None
+
+
+def scheduled_gamma(tier: TierPolicy, qps: float, batch: int, acceptance: float) -> int:
+    """Return the gamma of the rule that fires, else `otherwise`."""
+    place = fired_rule(tier, qps, batch, acceptance)
+    return tier.otherwise if place is None else tier.rules[place].gamma
 
 
 def trim_evenly(asked: Sequence[tuple[float, str, int]], limit: int) -> list[int]:

@@ -53,11 +53,15 @@ class RequestObservation:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What is running, which proposers answer, and the time."""
+    """What is running, which proposers answer, and the time.
+
+    `num_beside` requests are in the same round under another policy: they cost, and are not planned for.
+    """
 
     requests: Sequence[RequestSeen]
     available: frozenset[str]
     now_s: float = 0.0
+    num_beside: int = 0
 
 
 class Choice(NamedTuple):

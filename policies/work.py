@@ -29,8 +29,8 @@ class Work:
         self.state = state
         self.limits = policy.limits
         self.number = state.round_number
-        self.num = len(observation.requests)
-        self.choices: list[Choice | None] = [None] * self.num
+        self.num = len(observation.requests) + observation.num_beside
+        self.choices: list[Choice | None] = [None] * len(observation.requests)
         self.budget_left = policy.limits.draft_tokens_per_round
         self.groups: dict[GroupKey, Group] = {}
         self.started: dict[str, tuple[int, int]] = {}
@@ -109,7 +109,7 @@ class Work:
         sizes: dict[str, int] = {}
         for request in self.requests:
             sizes[request.tier] = sizes.get(request.tier, 0) + 1
-        value, slo_ms = self.forced_value, {}
+        value, slo_ms = self.forced_value + self.observation.num_beside, {}
         for tier, size in sorted(sizes.items()):
             policy = self.asking.policy.tier(tier)
             value += policy.weight * size

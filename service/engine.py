@@ -153,6 +153,7 @@ class Engine:
         except Exception as error:
             for running in self._scheduler.everyone():
                 running.stream.put(EngineStoppedError(f"the engine failed: {error}"))
+                self._planner.ended(running.request.request_id, True, None)
             raise
 
     def _drop_cancelled(self) -> None:
@@ -260,9 +261,8 @@ class Engine:
                 )
             if request_id in decisions:
                 running.observe(decision.reason, decision.proposer, num_drafted, verdict.num_accepted)
-                self.counters.decide(
-                    running.request.tier, decision, self._planner.policy_version, num_drafted, verdict.num_accepted
-                )
+                version = self._planner.version_of(request_id)
+                self.counters.decide(running.request.tier, decision, version, num_drafted, verdict.num_accepted)
             self._commit(running, verdict, num_drafted)
         return outcomes
 
@@ -286,9 +286,10 @@ class Engine:
         finish: Literal["stop", "length"] | None = running.output.finish_reason
         summary = None
         if finish is not None:
-            summary = running.summary(now_s, self._planner.policy_version)
+            summary = running.summary(now_s, self._planner.version_of(running.request.request_id))
             self.counters.end(summary, finish)
         shown = (committed.text, committed.token_ids, committed.logprobs)
         running.stream.put(StepOutput(*shown, finish, summary, num_drafted, verdict.num_accepted))
         if finish is not None:
             self._end(running)
+            self._planner.ended(running.request.request_id, False, running.tpot_ms(now_s))

@@ -12,6 +12,8 @@ SpecserveError
 ├── RoundLostError             target or verifier died during a round
 ├── ProposerUnavailableError   a proposer did not answer in time, or at all
 ├── ChannelError               a peer could not be reached or broke the protocol
+├── StoreUnavailableError      the policy store cannot be read or written
+├── VersionConflictError       the policy changed since the caller read it
 └── EngineStoppedError         the engine is shutting down
 """
 
@@ -89,6 +91,14 @@ class ProposerUnavailableError(SpecserveError):
 
 class ChannelError(SpecserveError):
     """A peer could not be reached, refused our credential, or sent a malformed frame."""
+
+
+class StoreUnavailableError(SpecserveError):
+    """The policy store cannot be read or written; what is in force stays in force."""
+
+
+class VersionConflictError(SpecserveError):
+    """Another change came first: the version that the caller expected is not the active one any more."""
 
 
 class EngineStoppedError(SpecserveError):

@@ -123,7 +123,15 @@ class Planner(Protocol):
         """Note that a request arrived, for the arrival rate."""
         ...
 
+    def ended(self, request_id: str, failed: bool, tpot_ms: float | None) -> None:
+        """Note that a request ended; `tpot_ms` is what each output token after the first took, if there were any."""
+        ...
+
     @property
     def policy_version(self) -> int:
-        """The version of the policy in force."""
+        """The version of the active policy."""
+        ...
+
+    def version_of(self, request_id: str) -> int:
+        """Return the version of the policy that decided for the request last."""
         ...

@@ -153,6 +153,13 @@ class Running:
         self.accepted_counts[num_accepted] += 1
         self.max_gamma = max(self.max_gamma, num_drafted)
 
+    def tpot_ms(self, now_s: float) -> float | None:
+        """Return the milliseconds that each output token after the first took; None when there is none."""
+        num_tokens = len(self.output.token_ids) - 1
+        return (
+            (now_s - self.first_token_s) * 1e3 / num_tokens if self.first_token_s is not None and num_tokens else None
+        )
+
     def summary(self, now_s: float, policy_version: int) -> RequestSummary:
         """Return the counters as they stand, with the commonest reason and proposer."""
         started = self.admitted_s if self.admitted_s is not None else now_s

@@ -52,6 +52,14 @@ def parser() -> Parser:
     )
     _command(
         commands,
+        "policy",
+        "steer the policy of a running service",
+        "specserve policy apply fixed:4 --reason 'quiet night'",
+        _policy,
+        _run_policy,
+    )
+    _command(
+        commands,
         "train",
         "make the embedded models again",
         "specserve train draft --target service/embedded/target --output out/draft",
@@ -112,6 +120,8 @@ def _serve(parser: Parser) -> None:
     )
     parser.add_argument("--host", help="address to bind (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port of the OpenAI API (default: 8000)")
+    parser.add_argument("--admin-port", type=int, help="port of the admin API (default: the one after --port)")
+    parser.add_argument("--policy-store", metavar="FILE", help="SQLite file of policies (default: one an admin port)")
     parser.add_argument(
         "--policy", metavar="off|fixed:N|adaptive|FILE", help="what decides how much is drafted (default: adaptive)"
     )
@@ -226,6 +236,18 @@ def _bench_output(parser: Parser) -> None:
 
 def _run_bench(args: argparse.Namespace) -> int:
     from specserve.load.bench import run
+
+    return run(args)
+
+
+def _policy(parser: Parser) -> None:
+    from specserve.deployments.steering import add_commands
+
+    add_commands(parser)
+
+
+def _run_policy(args: argparse.Namespace) -> int:
+    from specserve.deployments.steering import run
 
     return run(args)
 

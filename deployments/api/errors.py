@@ -13,10 +13,14 @@ from specserve.service.errors import (
     BadRequestError,
     ChannelError,
     EngineStoppedError,
+    ForbiddenError,
     ModelNotFoundError,
     PromptTooLongError,
     ProposerUnavailableError,
     RoundLostError,
+    StoreUnavailableError,
+    UnauthenticatedError,
+    VersionConflictError,
 )
 
 Body = dict[str, Any]
@@ -25,6 +29,7 @@ _UNAVAILABLE: dict[type[Exception], str] = {
     RoundLostError: "round_lost",
     ProposerUnavailableError: "proposer_unavailable",
     ChannelError: "channel_lost",
+    StoreUnavailableError: "store_unavailable",
 }
 _log = logging.getLogger(__name__)
 
@@ -36,10 +41,18 @@ def describe(error: Exception) -> tuple[int, Body]:
     if isinstance(error, PromptTooLongError):
         too_long = error.code or "context_length_exceeded"
         return 400, error_body(error.message, "invalid_request_error", error.param, too_long)
+    if isinstance(error, VersionConflictError):
+        return 412, error_body(error.message, "invalid_request_error", "If-Match", "version_conflict")
+    if isinstance(error, BadRequestError) and (error.code or "").endswith("_not_found"):
+        return 404, error_body(error.message, "invalid_request_error", error.param, error.code)
     if isinstance(error, BadRequestError):
         return 400, error_body(error.message, "invalid_request_error", error.param, error.code)
     if isinstance(error, RequestValidationError):
         return 400, _invalid(error)
+    if isinstance(error, UnauthenticatedError):
+        return 401, error_body(error.message, "invalid_request_error", None, error.code)
+    if isinstance(error, ForbiddenError):
+        return 403, error_body(error.message, "permission_error", error.param, error.code)
     if isinstance(error, HTTPException):
         code = {404: "not_found", 405: "method_not_allowed", 503: "not_ready"}.get(error.status_code)
         kind = "invalid_request_error" if error.status_code < 500 else "server_error"

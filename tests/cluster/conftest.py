@@ -18,8 +18,11 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def service() -> Iterator[Service]:
-    settings = ServiceSettings(port=free_port(), dtype="float32", num_pages=512)
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    store = tmp_path_factory.mktemp("state") / "policies.db"
+    settings = ServiceSettings(
+        port=free_port(), admin_port=free_port(), policy_store=str(store), dtype="float32", num_pages=512
+    )
     with local_ray(settings.host, settings.port):
         from ray import serve
 

@@ -204,7 +204,7 @@ def test_a_sweep_is_everything_unless_something_else_is_said(monkeypatch: pytest
 
 def test_the_commands_name_the_model() -> None:
     assert serve_command("tiny", "inline", 5)[2:] == [
-        "specserve.cli", "serve", "tiny", "--placement", "inline", "--port", "5",
+        "specserve.cli", "serve", "tiny", "--placement", "inline", "--port", "5", "--admin-port", "0",
     ]  # fmt: skip
     assert "tiny" not in serve_command(None, "actors", 5)
     assert rival_command("tiny")[-1] == "tiny"

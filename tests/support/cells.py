@@ -67,6 +67,12 @@ class FixedPlanner:
     def arrived(self, now_s: float) -> None:
         pass
 
+    def ended(self, request_id: str, failed: bool, tpot_ms: float | None) -> None:
+        pass
+
+    def version_of(self, request_id: str) -> int:
+        return self.policy_version
+
 
 class RandomPlanner(FixedPlanner):
     """Another proposer and gamma for every request and round."""

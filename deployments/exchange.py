@@ -1,0 +1,112 @@
+"""What a cell and the controller say to each other, and the cell's side of it."""
+
+import asyncio
+import copy
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from .guard import Tally
+from .planning import PolicyPlanner
+from .recorder import ShadowTally
+from .snapshot import Revision, Snapshot
+
+LOG = logging.getLogger(__name__)
+EXCHANGE_EVERY_S = 0.5
+ANSWER_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A cell's counters and gauges, the revision it follows, and what its requests got by policy version."""
+
+    cell: Mapping[str, Any]
+    revision: Revision | None
+    tallies: Mapping[int, Tally] = field(default_factory=dict)
+    shadow: ShadowTally | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the controller wants to know of every cell: a request's decisions, or its last `num_rounds` rounds."""
+
+    question_id: int
+    about: Literal["decisions", "rounds"]
+    request_id: str = ""
+    num_rounds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The controller's part: a snapshot when the cell follows another one, and questions."""
+
+    snapshot: Snapshot | None
+    questions: tuple[Question, ...] = ()
+
+
+class ControllerPort(Protocol):
+    """Reaches the controller, wherever it lives."""
+
+    async def exchange(self, cell_id: str, report: Report) -> Reply:
+        """Return as soon as there is something new, else after `EXCHANGE_EVERY_S`."""
+        ...
+
+    async def answer(self, cell_id: str, question_id: int, content: object) -> None:
+        """Take in a cell's answer."""
+        ...
+
+
+class Follower:
+    """Keeps one cell's planner at what the controller says; without the controller the last snapshot stays."""
+
+    def __init__(
+        self,
+        cell_id: str,
+        planner: PolicyPlanner,
+        describe: Callable[[], Mapping[str, Any]],
+        controller: ControllerPort,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.cell_id = cell_id
+        self._planner = planner
+        self._describe = describe
+        self._controller = controller
+        self._clock = clock
+        self._lost = False
+
+    async def run(self) -> None:
+        """Exchange for ever."""
+        while True:
+            if not await self.once():
+                await asyncio.sleep(EXCHANGE_EVERY_S)
+
+    async def once(self) -> bool:
+        """Exchange once and return whether the controller answered."""
+        try:
+            reply = await asyncio.wait_for(self._controller.exchange(self.cell_id, self._report()), ANSWER_WITHIN_S)
+            if reply.snapshot is not None:
+                self._planner.follow(reply.snapshot, self._clock())
+            for question in reply.questions:
+                content = self._content(question)
+                await self._controller.answer(self.cell_id, question.question_id, content)
+        except Exception as error:  # the controller is never in the path of a token, so nothing it does ends a cell
+            if not self._lost:
+                version = self._planner.policy_version
+                LOG.warning("the controller does not answer; policy %d stays: %r", version, error)
+            self._lost = True
+            return False
+        self._lost = False
+        return True
+
+    def _report(self) -> Report:
+        planner = self._planner
+        revision = None if planner.snapshot is None else planner.snapshot.revision
+        shadow = planner.shadow_tally if planner.shadow_tally.version is not None else None
+        return Report(self._describe(), revision, copy.deepcopy(planner.tallies), copy.deepcopy(shadow))
+
+    def _content(self, question: Question) -> object:
+        if question.about == "decisions":
+            return self._planner.explain(question.request_id)
+        return self._planner.recording(question.num_rounds)
