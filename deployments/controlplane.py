@@ -1,6 +1,7 @@
 """The controller as a Serve deployment, and how cells reach it."""
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,6 +32,10 @@ class ControllerDeployment:
     async def answer(self, cell_id: str, question_id: int, content: object) -> None:
         """See `Controller.answer`."""
         await self._controller.answer(cell_id, question_id, content)
+
+    async def pid(self) -> int:
+        """Return the process id, for tests that kill it."""
+        return os.getpid()
 
 
 class RemoteController:
