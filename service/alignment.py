@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 _LONGEST_ENDING = 8
 _SURE = 2
+_CLEAR = 4
 _NEAR = 32
 _TRIED = 16
 
@@ -15,8 +16,8 @@ class Alignment:
 
     The text is expected to begin with the prediction. A token that is not the next expected one loses the place, which
     is found again where the longest ending of the text, up to 8 tokens, stands in the prediction: at the nearest such
-    place ahead of the last sure one, else behind it. One token alone is an ending only within 32 tokens ahead, and
-    becomes a sure place when the token after it fits too.
+    place ahead of the last sure one, else behind it. One token alone is an ending only within 32 tokens ahead, gives
+    way to four that stand behind, and becomes a sure place when the token after it fits too.
     Cost: O(1) per token, since only the 16 nearest places on either side are compared; O(prediction) to begin.
     """
 
@@ -69,9 +70,13 @@ class Alignment:
         places = self._places.get(token_id, [])
         middle = bisect_left(places, self._last_sure)
         fitting, place = self._longest(places[middle : middle + _TRIED])
-        if fitting < _SURE and (fitting == 0 or place - self._last_sure >= _NEAR):
-            fitting, place = self._longest(places[max(middle - _TRIED, 0) : middle][::-1])
-            fitting = fitting if fitting >= _SURE else 0
+        if fitting < _SURE:
+            near = fitting > 0 and place - self._last_sure < _NEAR
+            behind = self._longest(places[max(middle - _TRIED, 0) : middle][::-1])
+            if behind[0] >= (_CLEAR if near else _SURE):
+                fitting, place = behind
+            elif not near:
+                fitting = 0
         self._num_fitting = fitting
         self._next = place + 1 if fitting else None
 

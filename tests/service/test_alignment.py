@@ -55,6 +55,15 @@ def test_a_place_behind_is_found_when_there_is_none_ahead() -> None:
     assert alignment.upcoming(2) == OLD[8:10]
 
 
+def test_four_tokens_behind_outdo_single_ones_ahead() -> None:
+    block = (100, 101, 102, 103, 104, 105)
+    alignment = Alignment((*block, 105, 200, 104, 201, 103, 202, 102, 203, 101, 204, 100))
+    alignment.extend((*block, 1, 101, 102))
+    assert alignment.upcoming(2) == (203, 101)
+    alignment.extend((103, 104))
+    assert alignment.upcoming(2) == (105, 105)
+
+
 def test_one_common_token_far_ahead_is_no_place() -> None:
     alignment = Alignment((*range(100, 110), *range(200, 260), 7, 8))
     alignment.extend((*range(100, 110), 1, 7))
