@@ -153,8 +153,9 @@ class ProposerLink:
 class RemoteProposerPort:
     """One proposer behind a link."""
 
-    def __init__(self, name: str, link: ProposerLink) -> None:
+    def __init__(self, name: str, link: ProposerLink, needs_pages: bool = False) -> None:
         self.name = name
+        self.needs_pages = needs_pages
         self._link = link
 
     @property

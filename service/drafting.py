@@ -137,6 +137,7 @@ def _row(running: Running, port: ProposerPort, gamma: int) -> ProposeRow:
         gamma,
         request.sampling,
         request.prediction if wanted else None,
+        running.pages() if port.needs_pages else (),
     )
 
 

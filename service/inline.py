@@ -39,10 +39,11 @@ class InlineProposerPort:
     generation = 0
     available = True
 
-    def __init__(self, proposer: Proposer, executor: ThreadPoolExecutor) -> None:
+    def __init__(self, proposer: Proposer, executor: ThreadPoolExecutor, needs_pages: bool = False) -> None:
         self._proposer = proposer
         self._executor = executor
         self.name = proposer.name
+        self.needs_pages = needs_pages
 
     async def propose(self, batch: ProposeBatch, timeout_s: float) -> DraftBatch:
         """Return the drafts; `timeout_s` is not enforced, since the thread could not be interrupted."""
@@ -58,6 +59,7 @@ class DirectProposerPort:
 
     generation = 0
     available = True
+    needs_pages = False
 
     def __init__(self, proposer: Proposer) -> None:
         self._proposer = proposer

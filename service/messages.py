@@ -179,6 +179,7 @@ class ProposeRow:
 
     A proposer that holds fewer than `known_len` tokens of the request answers with an empty draft and forgets it.
     `prediction` comes only to the proposer of that name, and only with `known_len` 0: it keeps it, or has it again.
+    `block_table` are the target's pages of the request, for proposers that live beside it (`ProposerPort.needs_pages`).
     """
 
     request_id: str
@@ -188,6 +189,7 @@ class ProposeRow:
     gamma: int
     sampling: Sampling
     prediction: Prediction | None = None
+    block_table: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

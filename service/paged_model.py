@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
+from .features import FeaturePages
 from .fused_trunk import FusedTrunk, fused_trunk
 from .messages import ScoreRow
 from .models import LoadedModel
@@ -35,30 +36,25 @@ class PagedModel:
         """True when the layers run as few products and kernels, False when as transformers' modules."""
         return isinstance(self._trunk, FusedTrunk)
 
-    def forward(self, rows: Sequence[ScoreRow]) -> torch.Tensor:
-        """Return the final hidden states of each row's last `num_sampled` positions, packed: [sampled, hidden]."""
-        return self.forward_with_features(rows, ())[0]
-
     @torch.inference_mode()
-    def forward_with_features(
-        self, rows: Sequence[ScoreRow], layers: Sequence[int]
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """Return `forward`'s hidden states and, for the same positions, those of `layers`.
+    def forward(self, rows: Sequence[ScoreRow], keep: FeaturePages | None = None) -> torch.Tensor:
+        """Return the final hidden states of each row's last `num_sampled` positions, packed: [sampled, hidden].
 
-        Layer i is what enters decoder layer i (0: the embeddings), as in transformers' `hidden_states`;
-        `num_layers` is what leaves the final norm.
+        `keep` takes in the hidden states of its layers, of every token: layer i is what enters decoder layer i (0: the
+        embeddings), as in transformers' `hidden_states`; `num_layers` is what leaves the final norm.
         """
         assert self._trunk is not None
-        hidden, features = self._trunk.forward(rows, layers)
+        hidden, states = self._trunk.forward(rows, () if keep is None else keep.layers)
+        if keep is not None:
+            keep.write(rows, states)
         if all(row.num_sampled == len(row.token_ids) for row in rows):
-            return hidden, features
+            return hidden
         sampled: list[int] = []
         end = 0
         for row in rows:
             end += len(row.token_ids)
             sampled.extend(range(end - row.num_sampled, end))
-        places = torch.tensor(sampled, dtype=torch.int64, device=hidden.device)
-        return hidden[places], tuple(feature[places] for feature in features)
+        return hidden[torch.tensor(sampled, dtype=torch.int64, device=hidden.device)]
 
 
 def _checked(model: LoadedModel, num_pages: int, page_tokens: int) -> FusedTrunk | None:

@@ -50,6 +50,11 @@ class ProposerPort(Protocol):
         """False while disconnected; the port reconnects by itself."""
         ...
 
+    @property
+    def needs_pages(self) -> bool:
+        """True when the proposer lives beside the target and reads the request's pages there."""
+        ...
+
     async def propose(self, batch: ProposeBatch, timeout_s: float) -> DraftBatch:
         """Return the drafts or raise `ProposerUnavailableError` after `timeout_s` seconds."""
         ...

@@ -93,6 +93,12 @@ class Running:
         if self.request.prediction_token_ids is not None:
             self.output.alignment = Alignment(self.request.prediction_token_ids)
 
+    def pages(self) -> tuple[int, ...]:
+        """Return the pages held, as messages carry them."""
+        if self.block_table is None:
+            self.block_table = tuple(self.table)
+        return self.block_table
+
     @property
     def committed_len(self) -> int:
         """Prompt and output tokens so far."""

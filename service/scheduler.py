@@ -181,10 +181,8 @@ class Scheduler:
         last = self._pages.pages_for(running.kv_len + len(token_ids))
         assert last <= len(running.table)
         assert all(map(self._pages.writable, running.table[first:last]))
-        if running.block_table is None:
-            running.block_table = tuple(running.table)
         num_sampled = len(draft_token_ids) + 1 if turn.sampled else 0
-        return ScoreRow(running.request.request_id, running.kv_len, token_ids, num_sampled, running.block_table)
+        return ScoreRow(running.request.request_id, running.kv_len, token_ids, num_sampled, running.pages())
 
     def settle(self, running: Running, kv_len: int) -> None:
         """Cut the KV to `kv_len` committed tokens, make the pages these fill known, free those that drafts reached."""
@@ -282,6 +280,7 @@ class Scheduler:
         running.block_table = None
         running.kv_len = running.num_filled = 0
         running.restarted = True
+        running.known = {name: (generation, 0) for name, (generation, _) in running.known.items()}
 
 
 def prompt_share(limits: SchedulerLimits, best_decoding: int | None, tier: int) -> int:

@@ -3,22 +3,29 @@
 import numpy as np
 import torch
 
+from .features import FeaturePages
 from .messages import Features, ScoreBatch
 from .models import LoadedModel
 from .paged_model import PagedModel
 
 
 class Target:
-    """Owns the trunk and its KV pages. Keeps no request state: block tables and positions come with every batch."""
+    """Owns the trunk and its KV pages. Keeps no request state: block tables and positions come with every batch.
 
-    def __init__(self, model: LoadedModel, num_pages: int, page_tokens: int) -> None:
+    `features` takes in hidden states for proposers that draft from them.
+    """
+
+    def __init__(
+        self, model: LoadedModel, num_pages: int, page_tokens: int, features: FeaturePages | None = None
+    ) -> None:
         self._paged = PagedModel(model, num_pages, page_tokens)
+        self._features = features
         self.num_rounds = 0
 
     def score(self, batch: ScoreBatch) -> Features:
         """Return the hidden states of the batch's sampled positions."""
         self.num_rounds += 1
-        return pack_features(batch.round, self._paged.forward(batch.rows))
+        return pack_features(batch.round, self._paged.forward(batch.rows, self._features))
 
 
 def pack_features(round_number: int, hidden: torch.Tensor) -> Features:

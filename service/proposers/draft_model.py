@@ -2,23 +2,16 @@
 
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
-from ..acceptance import inverse_cdf
-from ..coupled import gumbel_max
 from ..errors import ModelUnsupportedError
-from ..kernels.native import argmax
-from ..messages import Draft, DraftBatch, ProposeBatch, ProposeRow, ScoreRow
+from ..messages import DraftBatch, ProposeBatch, ProposeRow, ScoreRow
 from ..models import LoadedModel
-from ..noise import Role, uniform
 from ..packed_linear import Head
 from ..paged_model import PagedModel
 from ..pages import OutOfPagesError, PageAllocator
-from ..sampling import target_scores
+from .choosing import Chain, extend
 from .held import common_prefix, updated_tokens
-
-SUPPORT_TOKENS = 64
 
 
 @dataclass(slots=True)
@@ -28,17 +21,6 @@ class _Held:
     token_ids: list[int] = field(default_factory=list)
     fed: list[int] = field(default_factory=list)
     table: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Chain:
-    """A draft being grown."""
-
-    row: ProposeRow
-    held: _Held
-    token_ids: list[int] = field(default_factory=list)
-    support_ids: list[torch.Tensor] = field(default_factory=list)
-    support_probs: list[torch.Tensor] = field(default_factory=list)
 
 
 class DraftModelProposer:
@@ -69,10 +51,10 @@ class DraftModelProposer:
         active = chains
         while active:
             self._advance(active)
-            active = [chain for chain in active if len(chain.token_ids) < chain.row.gamma]
-        return DraftBatch(batch.round, tuple(_draft(chain) for chain in chains), len(self._held))
+            active = [chain for chain in active if not chain.complete]
+        return DraftBatch(batch.round, tuple(chain.draft() for chain in chains), len(self._held))
 
-    def _chain(self, row: ProposeRow) -> _Chain | None:
+    def _chain(self, row: ProposeRow) -> Chain | None:
         held = self._held.setdefault(row.request_id, _Held())
         token_ids = updated_tokens(held.token_ids, row)
         if token_ids is None or row.committed_len + row.gamma > self._max_positions:
@@ -85,53 +67,19 @@ class DraftModelProposer:
         except OutOfPagesError:
             self._forget(row.request_id)
             return None
-        return _Chain(row, held)
+        return Chain(row)
 
-    def _advance(self, chains: list[_Chain]) -> None:
+    def _advance(self, chains: list[Chain]) -> None:
         """Add one token to every chain by one packed forward."""
         rows = []
         for chain in chains:
-            held = chain.held
+            held = self._held[chain.row.request_id]
             missing = (held.token_ids + chain.token_ids)[len(held.fed) :]
             rows.append(ScoreRow(chain.row.request_id, len(held.fed), tuple(missing), 1, tuple(held.table)))
             held.fed.extend(missing)
-        logits = self._head(self._paged.forward(rows))
-        best = argmax(logits)
-        sampled = [index for index, chain in enumerate(chains) if not chain.row.sampling.greedy]
-        if sampled:
-            self._sample(logits, chains, sampled, best)
-        for chain, token in zip(chains, best, strict=True):
-            chain.token_ids.append(token)
-
-    def _sample(self, logits: torch.Tensor, chains: list[_Chain], sampled: list[int], best: list[int]) -> None:
-        """Replace `best` of the sampled rows: coupled rows share the target's noise, the others draw their own."""
-        samplings = [chains[index].row.sampling for index in sampled]
-        positions = [chains[index].row.committed_len + len(chains[index].token_ids) for index in sampled]
-        scores = target_scores(logits[torch.tensor(sampled, device=logits.device)], samplings)
-        coupled = gumbel_max(scores, [sampling.seed for sampling in samplings], positions)
-        for place, index in enumerate(sampled):
-            sampling = samplings[place]
-            if sampling.acceptance == "coupled":
-                best[index] = coupled[place]
-                continue
-            probs, ids = scores[place].softmax(-1).topk(min(SUPPORT_TOKENS, logits.shape[-1]))
-            probs = (probs / probs.sum()).float()
-            chosen = inverse_cdf(probs.double(), uniform(sampling.seed, positions[place], Role.DRAFT))
-            best[index] = int(ids[chosen])
-            chains[index].support_ids.append(ids)
-            chains[index].support_probs.append(probs)
+        extend(chains, self._head(self._paged.forward(rows)))
 
     def _forget(self, request_id: str) -> None:
         held = self._held.pop(request_id, None)
         if held is not None:
             self._allocator.release(held.table)
-
-
-def _draft(chain: _Chain) -> Draft:
-    row = chain.row
-    if not chain.support_ids:
-        return Draft(row.request_id, row.committed_len, tuple(chain.token_ids))
-    ids = torch.stack(chain.support_ids).cpu().numpy().astype(np.int32)
-    return Draft(
-        row.request_id, row.committed_len, tuple(chain.token_ids), ids, torch.stack(chain.support_probs).cpu().numpy()
-    )

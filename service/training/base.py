@@ -4,13 +4,12 @@ import json
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from .chat import END_OF_TEXT, END_OF_TURN
 from .dataset import Dataset, embedded_dataset
-from .loop import Phase, Point, Recipe, TokenStream, train
+from .loop import Phase, Point, Recipe, TokenIds, TokenStream, train
 
 VOCAB_SIZE = 4096
 NUM_TASKS = 16_000
@@ -65,9 +64,7 @@ def next_token_loss(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def held_out_loss(
-    model: LlamaForCausalLM, ids: npt.NDArray[np.uint16], num_windows: int = 48, window_tokens: int = 512
-) -> float:
+def held_out_loss(model: LlamaForCausalLM, ids: TokenIds, num_windows: int = 48, window_tokens: int = 512) -> float:
     """Return the mean loss over evenly spread windows of text the model has not seen."""
     starts = np.linspace(0, len(ids) - window_tokens - 1, num_windows).astype(int)
     batch = torch.from_numpy(np.stack([ids[start : start + window_tokens + 1].astype(np.int64) for start in starts]))

@@ -5,22 +5,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
+from ..errors import BadRequestError
+from ..models import load_tokenizer
 from . import corpus
 from .chat import END_OF_TEXT
+from .loop import TokenIds
 from .vocabulary import train_tokenizer
+
+MIN_TRAIN_TOKENS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """The tokenizer and the two token streams made with it."""
+    """The tokenizer and the two token streams made with it; uint32 where the vocabulary needs it."""
 
     tokenizer: PreTrainedTokenizerFast
-    train_ids: npt.NDArray[np.uint16]
-    held_out_ids: npt.NDArray[np.uint16]
+    train_ids: TokenIds
+    held_out_ids: TokenIds
 
 
 def embedded_dataset(run_dir: Path, vocab_size: int, num_tasks: int, seed: int) -> Dataset:
@@ -44,12 +48,48 @@ def embedded_dataset(run_dir: Path, vocab_size: int, num_tasks: int, seed: int) 
     return Dataset(tokenizer, train_ids, held_out_ids)
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, documents: list[str]) -> npt.NDArray[np.uint16]:
+def text_dataset(model_dir: Path, paths: list[Path], run_dir: Path) -> Dataset:
+    """Return a user's own text in a model's tokens; every twentieth document is held out.
+
+    Raises: BadRequestError when there is no text, or too little of it.
+    """
+    tokenizer = load_tokenizer(model_dir)
+    folder = run_dir / "dataset"
+    if not (folder / "train.npy").exists():
+        documents = [text for path in paths for text in _documents(path)]
+        random.Random(0).shuffle(documents)
+        held_out = documents[::20]
+        train_ids = encode(tokenizer, [text for place, text in enumerate(documents) if place % 20])
+        if len(train_ids) < MIN_TRAIN_TOKENS:
+            named = ", ".join(map(str, paths))
+            raise BadRequestError(f"{named}: {len(train_ids)} tokens of text; {MIN_TRAIN_TOKENS} are the least", "data")
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / "held_out.npy", encode(tokenizer, held_out))
+        np.save(folder / "train.npy", train_ids)
+    return Dataset(tokenizer, np.load(folder / "train.npy"), np.load(folder / "held_out.npy"))
+
+
+def _documents(path: Path) -> list[str]:
+    """Return the text of a file, or of every file under a folder that is text."""
+    if not path.exists():
+        raise BadRequestError(f"there is no {path}", "data")
+    texts = []
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            try:
+                texts.append(file.read_text("utf-8"))
+            except UnicodeDecodeError:
+                continue
+    return [text for text in texts if text.strip()]
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, documents: list[str]) -> TokenIds:
     """Return all documents as one array of ids, each closed by the end-of-text token."""
-    end = int(str(tokenizer.convert_tokens_to_ids(END_OF_TEXT)))
+    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.convert_tokens_to_ids(END_OF_TEXT)
+    end = int(str(end))
     ids: list[int] = []
     for start in tqdm(range(0, len(documents), 500), desc="tokenize", unit="batch", mininterval=2.0):
         encoded = tokenizer(documents[start : start + 500], add_special_tokens=False)["input_ids"]
         for row in encoded:
             ids.extend([*row, end])
-    return np.array(ids, dtype=np.uint16)
+    return np.array(ids, np.uint16) if len(tokenizer) <= 65_536 else np.array(ids, np.uint32)

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from .optim import learning_rate, optimizers, set_learning_rate
 
+TokenIds = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 LossFn = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -54,7 +55,7 @@ class Point:
 class TokenStream:
     """Deals windows of one long token array in a seeded order that depends on the step alone, so runs can resume."""
 
-    def __init__(self, token_ids: npt.NDArray[np.uint16], seed: int) -> None:
+    def __init__(self, token_ids: TokenIds, seed: int) -> None:
         self._token_ids = token_ids
         self._seed = seed
 

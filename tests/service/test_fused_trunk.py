@@ -18,6 +18,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from specserve.service.features import FeaturePages
 from specserve.service.kernels.native import library
 from specserve.service.messages import ScoreRow
 from specserve.service.models import LoadedModel, load_model
@@ -82,14 +83,14 @@ def test_fused_layers_are_the_modules(name: str, tmp_path: Path) -> None:
     assert fused.is_fused
     assert not modules.is_fused
     first, second = [5 * place % 290 + 3 for place in range(40)], [7 * place % 280 + 9 for place in range(33)]
-    layers = (0, 1, 3)
+    kept = [FeaturePages((0, 1, 3), CONFIGS[name].hidden_size, 10, 16, model.head.weight) for _ in range(2)]
     for batch in (rows(0, first, second), rows(40, [9, 8, 7], [6]), rows(38, [11, 12], [13, 14])):
-        mine, my_features = fused.forward_with_features(batch, layers)
-        theirs, their_features = modules.forward_with_features(batch, layers)
+        mine, theirs = (paged.forward(batch, pages) for paged, pages in zip((fused, modules), kept, strict=True))
         # The modules compute norms in float32 whatever the dtype.
         assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-4)
-        for my, their in zip(my_features, their_features, strict=True):
-            assert torch.allclose(my, their, rtol=1e-4, atol=1e-4)
+    my_states, their_states = (pages.read(pages.slots((3, 0, 5, 9), 0, 43)) for pages in kept)
+    assert my_states.abs().sum(-1).min() > 0
+    assert torch.allclose(my_states, their_states, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -149,8 +149,14 @@ class Cell:
             "draft": InlineProposerPort(DraftModelProposer(self.draft, VOCAB_SIZE, 512, 4), executor),
         }
         ports.update({proposer.name: DirectProposerPort(proposer) for proposer in extra})
-        target = Target(self.model, num_pages, page_tokens)
+        target = self.target(num_pages, page_tokens, ports, executor)
         return Engine(InlineRoundPort(target, Verifier(self.model), executor), ports, planner, self.tokenizer, config)
+
+    def target(
+        self, num_pages: int, page_tokens: int, ports: dict[str, ProposerPort], executor: ThreadPoolExecutor
+    ) -> Target:
+        """Return the target; a cell whose proposers live beside it adds their ports."""
+        return Target(self.model, num_pages, page_tokens)
 
     def run(
         self,
