@@ -1,28 +1,19 @@
 """Page boundaries, the end of the context, the end of the pool: drafts are cut there and no token changes."""
 
 import asyncio
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.cells import Cell, FixedPlanner, ScriptedProposer, save_tiny_llama
+from support.cells import Cell, FixedPlanner, Reckless, ScriptedProposer, save_tiny_llama
 from support.rounds import Guessing, TokenRounds, answer, model_engine, plain, started, token_engine
 
 from specserve.service.messages import DraftBatch, ProposeBatch, Sampling
-from specserve.service.ports import Decision, RequestView
 from specserve.service.requests import GenerationRequest
 
 PAGE = 4
 CONTEXT = 24
 SEEDED = Sampling(greedy=False, temperature=0.8, top_p=0.95, seed=11)
-
-
-class Reckless(FixedPlanner):
-    """Asks for the same gamma to the very end, whatever room is left."""
-
-    def plan(self, requests: Sequence[RequestView], available: frozenset[str], now_s: float) -> tuple[Decision, ...]:
-        return tuple(Decision(self.proposer, self.gamma, "reckless") for _ in requests)
 
 
 class Answers:

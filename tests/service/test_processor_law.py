@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.laws import Law, Prefix, Table, output_law, random_table, table, target_law
+from support.laws import Law, Prefix, Table, continued, output_law, random_table, table, target_law
 from support.processing import END, SMALL_VOCAB, Adjust, Decided, Processing, draft_of, plain_probs, raw_logits
 
 from specserve.service import verifier
@@ -65,11 +65,7 @@ def walked_law(probs: Callable[[Prefix], torch.Tensor], draft: Prefix, target: T
     for own in itertools.product(range(SMALL_VOCAB), repeat=GAMMA + 1):
         weight = float(torch.stack([row[token] for row, token in zip(rows, own, strict=True)]).prod())
         emitted = walk_chain(draft, own)[1]
-        for tail in itertools.product(range(SMALL_VOCAB), repeat=GAMMA + 1 - len(emitted)):
-            tokens, share = emitted, 1.0
-            for token in tail:
-                share *= float(target(tokens)[token])
-                tokens = (*tokens, token)
+        for tokens, share in continued(target, emitted, GAMMA + 1):
             law[tokens] += weight * share
     return Law(dict(law))
 

@@ -24,7 +24,7 @@ from specserve.service.verifier import Verifier
 VOCAB_SIZE = 4096
 
 
-def save_tiny_llama(folder: Path, seed: int, layers: int = 2) -> Path:
+def save_tiny_llama(folder: Path, seed: int, layers: int = 2, positions: int = 512) -> Path:
     """Write a random Llama of two small layers to `folder` and return it."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -35,7 +35,7 @@ def save_tiny_llama(folder: Path, seed: int, layers: int = 2) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
-        max_position_embeddings=512,
+        max_position_embeddings=positions,
         initializer_range=0.6,
         eos_token_id=0,
     )
@@ -72,6 +72,13 @@ class FixedPlanner:
 
     def version_of(self, request_id: str) -> int:
         return self.policy_version
+
+
+class Reckless(FixedPlanner):
+    """Asks for the same gamma to the very end, whatever room is left."""
+
+    def plan(self, requests: Sequence[RequestView], available: frozenset[str], now_s: float) -> tuple[Decision, ...]:
+        return tuple(Decision(self.proposer, self.gamma, "reckless") for _ in requests)
 
 
 class RandomPlanner(FixedPlanner):
