@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from functools import partial
 from typing import Any, cast
 
 from ray import serve
@@ -66,7 +67,9 @@ class EngineDeployment:
             ports["draft"] = RemoteProposerPort("draft", self._link)
         config = engine_config(parsed, read_shape(parsed.model_source))
         self._backend: EngineBackend = cell_backend(parsed, config, self._round_port, ports, self._planner)
-        follower = Follower(self._backend.cell_id, self._planner, self._describe, RemoteController(controller))
+        cell_id, reached = self._backend.cell_id, RemoteController(controller)
+        follower = Follower(cell_id, self._planner, self._describe, reached, metrics=self._backend.snapshot)
+        self._backend.peers = partial(reached.metrics, cell_id)
         await follower.once()
         await self._backend.start()
         self._backend.export_telemetry()

@@ -1,8 +1,10 @@
 """What the HTTP surface talks to: one engine, its model's name, and whether it is ready."""
 
+import asyncio
+import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from transformers import PreTrainedTokenizerFast
 
@@ -11,9 +13,15 @@ from specserve.service.requests import GenerationRequest
 from specserve.service.running import RequestStream
 
 from .api.backend import AnswerStyle, CellSnapshot
+from .api.stats import HttpStats
 from .api.watching import RequestObserver
 
 OTLP_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+PEERS_WITHIN_S = 1.0
+LOG = logging.getLogger(__name__)
+
+Peers = Callable[[], Awaitable[Sequence[CellSnapshot]]]
+"""Returns what was last heard of the other cells of the service."""
 
 
 class EngineBackend:
@@ -39,7 +47,9 @@ class EngineBackend:
         self.tokenizer = tokenizer
         self.created = int(time.time())
         self.cell_id = f"{os.uname().nodename}-{os.getpid()}"
-        self.observers: list[RequestObserver] = []
+        self.http = HttpStats()
+        self.observers: list[RequestObserver] = [self.http]
+        self.peers: Peers | None = None
 
     @property
     def max_model_len(self) -> int:
@@ -71,7 +81,7 @@ class EngineBackend:
             self.observers += [exporter] if exporter is not None else []
 
     def snapshot(self) -> CellSnapshot:
-        """Return what `/metrics` shows of the cell."""
+        """Return what `/metrics` shows of this cell."""
         engine = self.engine
         return CellSnapshot(
             engine=self.cell_id,
@@ -83,7 +93,18 @@ class EngineBackend:
             num_free_pages=engine.num_free_pages,
             proposers=engine.proposers,
             policy_version=engine.policy_version,
+            http=self.http,
         )
+
+    async def cells(self) -> Sequence[CellSnapshot]:
+        """Return this cell and what was last heard of the others; without an answer, this one alone."""
+        if self.peers is None:
+            return [self.snapshot()]
+        try:
+            return [self.snapshot(), *await asyncio.wait_for(self.peers(), PEERS_WITHIN_S)]
+        except Exception as error:  # whoever scrapes gets what there is
+            LOG.warning("nothing is known of the other cells: %r", error)
+            return [self.snapshot()]
 
     def submit(self, request: GenerationRequest) -> RequestStream:
         """Queue `request`; raises BadRequestError before anything is allocated."""

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from specserve.service.errors import BadRequestError, SpecserveError, StoreUnavailableError, VersionConflictError
 
+from .api.backend import CellSnapshot
 from .control import overrides_in_force, snapshot_of
 from .exchange import EXCHANGE_EVERY_S, Question, Reply, Report
 from .guard import Tally, verdict
@@ -109,6 +110,11 @@ class Controller:
         finally:
             del self._questions[question.question_id]
         return answers
+
+    def metrics(self, cell_id: str) -> list[CellSnapshot]:
+        """Return what the live cells but this one last said of themselves."""
+        reports = {name: self._cells[name].report for name in self._live() if name != cell_id}
+        return [report.metrics for report in reports.values() if report.metrics is not None]
 
     async def change(self, action: str, note: Note, work: Callable[[PolicyStore], T]) -> T:
         """Do `work` on the store, make what it says the cells' at once, and return its result.

@@ -9,6 +9,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from .admin.serving import serve_admin
+from .api.backend import CellSnapshot
 from .controller import Controller
 from .exchange import Reply, Report
 from .policystore import PolicyStore
@@ -33,6 +34,10 @@ class ControllerDeployment:
         """See `Controller.answer`."""
         await self._controller.answer(cell_id, question_id, content)
 
+    async def metrics(self, cell_id: str) -> list[CellSnapshot]:
+        """See `Controller.metrics`."""
+        return self._controller.metrics(cell_id)
+
     async def pid(self) -> int:
         """Return the process id, for tests that kill it."""
         return os.getpid()
@@ -51,3 +56,7 @@ class RemoteController:
     async def answer(self, cell_id: str, question_id: int, content: object) -> None:
         """See `Controller.answer`."""
         await self._handle.answer.remote(cell_id, question_id, content)
+
+    async def metrics(self, cell_id: str) -> list[CellSnapshot]:
+        """See `Controller.metrics`."""
+        return cast(list[CellSnapshot], await self._handle.metrics.remote(cell_id))

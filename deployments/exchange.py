@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from .api.backend import CellSnapshot
 from .guard import Tally
 from .planning import PolicyPlanner
 from .recorder import ShadowTally
@@ -20,12 +21,16 @@ ANSWER_WITHIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A cell's counters and gauges, the revision it follows, and what its requests got by policy version."""
+    """A cell's counters and gauges, the revision it follows, and what its requests got by policy version.
+
+    `metrics` are what other cells show of it to whoever scrapes them; None where there is one cell only.
+    """
 
     cell: Mapping[str, Any]
     revision: Revision | None
     tallies: Mapping[int, Tally] = field(default_factory=dict)
     shadow: ShadowTally | None = None
+    metrics: CellSnapshot | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +73,14 @@ class Follower:
         describe: Callable[[], Mapping[str, Any]],
         controller: ControllerPort,
         clock: Callable[[], float] = time.monotonic,
+        metrics: Callable[[], CellSnapshot | None] = lambda: None,
     ) -> None:
         self.cell_id = cell_id
         self._planner = planner
         self._describe = describe
         self._controller = controller
         self._clock = clock
+        self._metrics = metrics
         self._lost = False
 
     async def run(self) -> None:
@@ -104,7 +111,8 @@ class Follower:
         planner = self._planner
         revision = None if planner.snapshot is None else planner.snapshot.revision
         shadow = planner.shadow_tally if planner.shadow_tally.version is not None else None
-        return Report(self._describe(), revision, copy.deepcopy(planner.tallies), copy.deepcopy(shadow))
+        tallies = copy.deepcopy(planner.tallies)
+        return Report(self._describe(), revision, tallies, copy.deepcopy(shadow), self._metrics())
 
     def _content(self, question: Question) -> object:
         if question.about == "decisions":

@@ -75,6 +75,10 @@ class PolicyPlanner:
         """The cost table as corrected so far."""
         return self._active.state.costs
 
+    def tpot_slo_ms(self, tier: str) -> float | None:
+        """Return the tier's objective under the active policy."""
+        return self.policy.tier(tier).tpot_slo_ms
+
     def version_of(self, request_id: str) -> int:
         """Return the version that decided for the request last."""
         track = self._tracks.of(request_id)

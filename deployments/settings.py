@@ -11,7 +11,7 @@ from specserve.service.errors import BadRequestError
 from specserve.service.models import DeviceName, DtypeName, embedded_dir
 from specserve.service.sources import ModelSource, parse_source, pinned
 
-ProposerName = Literal["prediction", "prompt_lookup", "suffix", "draft"]
+ProposerName = Literal["prediction", "prompt_lookup", "draft"]
 
 
 class ServiceSettings(BaseModel):

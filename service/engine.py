@@ -287,7 +287,7 @@ class Engine:
         summary = None
         if finish is not None:
             summary = running.summary(now_s, self._planner.version_of(running.request.request_id))
-            self.counters.end(summary, finish)
+            self.counters.end(summary, finish, self._planner.tpot_slo_ms(summary.tier))
         shown = (committed.text, committed.token_ids, committed.logprobs)
         running.stream.put(StepOutput(*shown, finish, summary, num_drafted, verdict.num_accepted))
         if finish is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from .messages import DraftBatch, ProposeBatch, ScoreBatch, VerdictBatch, VerifyBatch
 
@@ -17,23 +17,6 @@ class Proposer(Protocol):
 
     def propose(self, batch: ProposeBatch) -> DraftBatch:
         """Return drafts of at most `row.gamma` tokens; frees the state of `batch.closed` first."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class CommittedOutput:
-    """What a request wrote before it was over. Only requests of one `scope` may profit from each other's."""
-
-    scope: str
-    token_ids: tuple[int, ...]
-
-
-@runtime_checkable
-class Learner(Protocol):
-    """A proposer, or the port to one, that learns from every request of its cell, whoever drafted for it."""
-
-    def observe(self, output: CommittedOutput) -> None:
-        """Take in what a request wrote. A port raises `ProposerUnavailableError` when that failed."""
         ...
 
 
@@ -152,6 +135,10 @@ class Planner(Protocol):
     @property
     def policy_version(self) -> int:
         """The version of the active policy."""
+        ...
+
+    def tpot_slo_ms(self, tier: str) -> float | None:
+        """Return what an output token of the tier may take; None when its policy does not say."""
         ...
 
     def version_of(self, request_id: str) -> int:

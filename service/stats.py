@@ -78,7 +78,8 @@ class EngineStats:
     """Only ever counted up. Of `prompt_tokens`, the cache spared `cached_tokens`.
 
     `gammas` counts request rounds by (tier, proposer, tokens drafted), `accepted_at` accepted draft tokens by their
-    place in the draft, from 0. A round that was lost counts once, in `rounds_lost`, and its drafts nowhere.
+    place in the draft, from 0, `objectives` finished requests by (tier, whether they met its TPOT objective). A round
+    that was lost counts once, in `rounds_lost`, and its drafts nowhere.
     """
 
     rounds: int = 0
@@ -96,6 +97,7 @@ class EngineStats:
     decisions: Counter[Decided] = field(default_factory=Counter)
     generated: Counter[str] = field(default_factory=Counter)
     ended: Counter[tuple[str, str]] = field(default_factory=Counter)
+    objectives: Counter[tuple[str, bool]] = field(default_factory=Counter)
     latencies: dict[str, Latencies] = field(default_factory=dict)
     _reasons: set[str] = field(default_factory=set)
     _versions: list[int] = field(default_factory=list)
@@ -167,10 +169,13 @@ class EngineStats:
         if since_s is not None and num_tokens:
             self._latencies(tier).between_tokens.observe(since_s / num_tokens, num_tokens)
 
-    def end(self, summary: RequestSummary, finish_reason: str) -> None:
-        """Count a finished request."""
+    def end(self, summary: RequestSummary, finish_reason: str, tpot_slo_ms: float | None = None) -> None:
+        """Count a finished request, against its tier's objective if that has one."""
         tier = bounded_tier(summary.tier)
         self.ended[tier, finish_reason] += 1
+        num_later = summary.completion_tokens - 1
+        if tpot_slo_ms is not None and num_later > 0:
+            self.objectives[tier, summary.generation_ms / num_later <= tpot_slo_ms] += 1
         latencies = self._latencies(tier)
         latencies.queue.observe(summary.queue_ms / 1e3)
         latencies.prefill.observe((summary.time_to_first_token_ms - summary.queue_ms) / 1e3)

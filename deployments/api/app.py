@@ -17,12 +17,12 @@ from specserve.service.errors import ModelNotFoundError, SpecserveError
 from specserve.service.requests import GenerationRequest
 
 from .answering import EventStream, answer_whole, submit_all
-from .backend import Backend, CellSnapshot
+from .backend import Backend
+from .counting import CountingMiddleware
 from .errors import answer_error
-from .exposition import encoded, registry
+from .exposition import Exposition
 from .reply import VERSION, Reply
 from .schemas import ChatCompletionRequest, CommonRequest, CompletionRequest
-from .stats import CountingMiddleware, HttpStats
 from .tokenizing import add_tokenizing
 from .translate import chat_requests, completion_echoes, completion_requests
 from .watching import begin_watch, watched
@@ -34,19 +34,18 @@ _log = logging.getLogger(__name__)
 def build_api(backend: Backend) -> FastAPI:
     """Return the app that serves `backend`; all its state is in this call."""
     app = FastAPI(title="specserve", version=VERSION, docs_url=None, redoc_url=None, strict_content_type=False)
-    http = HttpStats()
-    app.add_middleware(CountingMiddleware, stats=http)
+    app.add_middleware(CountingMiddleware, backend=backend)
     app.add_middleware(RequestIdMiddleware)
     for kind in (RequestValidationError, HTTPException, SpecserveError, Exception):
         app.add_exception_handler(kind, answer_error)
-    _add_generation(app, backend, http)
+    _add_generation(app, backend)
     _add_facts(app, backend)
-    _add_metrics(app, backend, http)
+    _add_metrics(app, backend)
     add_tokenizing(app, backend)
     return app
 
 
-def _add_generation(app: FastAPI, backend: Backend, http: HttpStats) -> None:
+def _add_generation(app: FastAPI, backend: Backend) -> None:
     warned: set[str] = set()
 
     async def answer(
@@ -57,7 +56,7 @@ def _add_generation(app: FastAPI, backend: Backend, http: HttpStats) -> None:
         echoes: Sequence[str] = (),
     ) -> Response:
         reply.expect(requests, echoes)
-        watch = begin_watch(request.headers, reply, requests, (http, *backend.observers))
+        watch = begin_watch(request.headers, reply, requests, backend.observers)
         streams = watched(submit_all(backend, requests, "messages" if reply.chat else "prompt"), watch)
         if body.stream:
             return EventStream(reply, streams, backend.style.keep_alive_s)
@@ -131,16 +130,12 @@ def _add_facts(app: FastAPI, backend: Backend) -> None:
         return {"version": VERSION, "model": getattr(backend, "model_id", None), **about}
 
 
-def _add_metrics(app: FastAPI, backend: Backend, http: HttpStats) -> None:
-    def cells() -> list[CellSnapshot]:
-        snapshot = getattr(backend, "snapshot", None)
-        return [] if snapshot is None else [snapshot()]
-
-    exposed = registry(cells, http)
-
+def _add_metrics(app: FastAPI, backend: Backend) -> None:
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
-        body, content_type = encoded(exposed, request.headers.get("accept", ""))
+        known = getattr(backend, "cells", None)
+        exposition = Exposition([] if known is None else await known())
+        body, content_type = exposition.encoded(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
 

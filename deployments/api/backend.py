@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from specserve.service.requests import GenerationRequest, StepOutput
 from specserve.service.stats import EngineStats
 
+from .stats import HttpStats
 from .watching import RequestObserver
 
 
@@ -25,6 +26,7 @@ class CellSnapshot:
     num_free_pages: int
     proposers: Mapping[str, bool]
     policy_version: int
+    http: HttpStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,13 @@ class Backend(Protocol):
         """Who is told of every request that was answered."""
         ...
 
-    def snapshot(self) -> CellSnapshot:
-        """Return what `/metrics` shows of the cell."""
+    @property
+    def http(self) -> HttpStats:
+        """What this surface itself counts."""
+        ...
+
+    async def cells(self) -> Sequence[CellSnapshot]:
+        """Return what `/metrics` shows: this cell, and what the service last heard of the others."""
         ...
 
     def submit(self, request: GenerationRequest) -> RequestStream:

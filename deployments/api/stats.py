@@ -4,13 +4,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
 from specserve.service.stats import FIRST_TOKEN_BOUNDS_S, REQUEST_BOUNDS_S, TOKEN_BOUNDS_S, Histogram, bounded_tier
 
 from .watching import Operation, Watch
-
-UNMATCHED = "unmatched"
 
 
 class Served(NamedTuple):
@@ -39,25 +35,3 @@ class HttpStats:
         self.first_token.setdefault(served, Histogram(FIRST_TOKEN_BOUNDS_S)).observe(watch.first_token_after_s)
         if watch.per_token_s is not None:
             self.per_token.setdefault(served, Histogram(TOKEN_BOUNDS_S)).observe(watch.per_token_s)
-
-
-class CountingMiddleware:
-    """Counts every answer by its route's template, so that no client can make new labels."""
-
-    def __init__(self, app: ASGIApp, stats: HttpStats) -> None:
-        self._app = app
-        self._stats = stats
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; see the class."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def send_counted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                route = getattr(scope.get("route"), "path", UNMATCHED)
-                self._stats.responses[route, message["status"]] += 1
-            await send(message)
-
-        await self._app(scope, receive, send_counted)

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specserve.deployments.api.app import build_api
 from specserve.deployments.api.backend import AnswerStyle, CellSnapshot
+from specserve.deployments.api.stats import HttpStats
 from specserve.deployments.api.watching import RequestObserver
 from specserve.service.errors import SpecserveError
 from specserve.service.messages import FinishReason, TokenLogprob
@@ -69,10 +70,14 @@ class FakeBackend:
     refusal: SpecserveError | None = None
     submitted: list[GenerationRequest] = field(default_factory=list)
     streams: list[ScriptedStream] = field(default_factory=list)
-    observers: list[RequestObserver] = field(default_factory=list)
+    http: HttpStats = field(default_factory=HttpStats)
 
-    def snapshot(self) -> CellSnapshot:
-        return CellSnapshot("cell-1", self.model_id, EngineStats(), 2, 3, 10, 4, {"ngram": True}, 7)
+    @property
+    def observers(self) -> list[RequestObserver]:
+        return [self.http]
+
+    async def cells(self) -> list[CellSnapshot]:
+        return [CellSnapshot("cell-1", self.model_id, EngineStats(), 2, 3, 10, 4, {"ngram": True}, 7, self.http)]
 
     def submit(self, request: GenerationRequest) -> ScriptedStream:
         if self.refusal is not None and len(self.submitted) == self.refuse_after:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from support.identity import MAX_TOKENS, SEED, TEMPERATURE, TWENTY, WAYS
+from support.scrape import Samples
 from support.service import Service
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
@@ -79,6 +80,22 @@ def test_twenty_prompts_get_plain_decodings_text_whatever_is_drafted(
             counted = [done["metrics"]["speculative_decoding"] for done in drafted]
             num_accepted += sum(one["num_accepted_draft_tokens"] for one in counted)
         assert num_accepted > 0
+
+
+def test_metrics_grow_by_what_the_answers_say(service: Service) -> None:
+    def now() -> Samples:
+        return Samples(httpx.get(f"{service.url}/metrics", timeout=30).text)
+
+    before = now()
+    wish = {"mode": "on", "max_draft_tokens": 4, "proposer": "draft"}
+    done = [complete(service, body(prompt, wish)) for prompt in PROMPTS]
+    after = now()
+    spoken = [answer["metrics"]["speculative_decoding"] for answer in done]
+    names = {"drafts": "spec_steps", "draft_tokens": "draft_tokens", "accepted_tokens": "accepted_draft_tokens"}
+    for name, key in names.items():
+        metric = f"vllm:spec_decode_num_{name}_total"
+        assert after.value(metric) - before.total(metric) == sum(one[f"num_{key}"] for one in spoken) > 0
+    assert after.value("specserve_proposer_available", proposer="draft") == 1
 
 
 @pytest.mark.parametrize("victim", ["proposer", "verifier", "target"])

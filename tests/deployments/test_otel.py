@@ -19,6 +19,7 @@ from support.cells import FixedPlanner
 from support.rounds import Guessing, TokenRounds, token_engine, tokenizer
 
 from specserve.deployments.api.app import build_api
+from specserve.deployments.api.backend import AnswerStyle
 from specserve.deployments.api.watching import MAX_ROUNDS
 from specserve.deployments.backend import OTLP_ENDPOINT, EngineBackend
 from specserve.deployments.otel import Exporter
@@ -37,7 +38,7 @@ class Telling:
         async def nothing() -> None:
             pass
 
-        self.backend = EngineBackend(engine, "tiny", tokenizer(), nothing)
+        self.backend = EngineBackend(engine, "tiny", tokenizer(), nothing, AnswerStyle())
         self.spans = InMemorySpanExporter()
         self.reader = InMemoryMetricReader()
         self.exporter = Exporter(self.backend.snapshot, self.reader, SimpleSpanProcessor(self.spans))
@@ -126,8 +127,9 @@ def test_nothing_is_exported_unless_the_environment_says_where(
     telling: Telling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(OTLP_ENDPOINT, raising=False)
+    before = list(telling.backend.observers)
     telling.backend.export_telemetry()
-    assert telling.backend.observers == [telling.exporter]
+    assert telling.backend.observers == before
 
 
 class Collecting(BaseHTTPRequestHandler):

@@ -20,9 +20,9 @@ from specserve.deployments.settings import ServiceSettings
 POLICY = {
     "name": "mixed",
     "tiers": {
-        "priority": {"law": "fixed", "gamma": 6, "max_gamma": 12},
+        "priority": {"law": "fixed", "gamma": 6, "max_gamma": 12, "tpot_slo_ms": 1e6},
         "default": {"law": "adaptive"},
-        "flex": {"law": "off"},
+        "flex": {"law": "off", "tpot_slo_ms": 1e-6},
     },
 }
 PROMPT = (
@@ -110,6 +110,10 @@ async def test_the_counters_are_the_sums_of_the_answers(tmp_path: Path) -> None:
             of_tier = sum(one[spoken_name] for one, its in zip(spoken, tiers, strict=True) if its == tier)
             assert grown(f"specserve_{name}_total", tier=tier) == of_tier, (name, tier)
     assert_times_add_up(after, usages)
+    for tier, met in (("priority", True), ("flex", False)):
+        assert grown("specserve_slo_total", tier=tier, slo="tpot") == tiers.count(tier)
+        assert grown("specserve_slo_met_total", tier=tier) == met * tiers.count(tier)
+    assert grown("specserve_slo_total", tier="default") == 0
     assert_decisions_add_up(after, sums["num_draft_tokens"])
 
 

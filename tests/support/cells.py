@@ -17,7 +17,6 @@ from specserve.service.models import LoadedModel, embedded_dir, load_model, load
 from specserve.service.ports import Decision, Outcome, Planner, Proposer, ProposerPort, RequestView, RoundCost
 from specserve.service.proposers.draft_model import DraftModelProposer
 from specserve.service.proposers.prompt_lookup import PromptLookupProposer
-from specserve.service.proposers.suffix import SuffixProposer
 from specserve.service.requests import GenerationRequest, StepOutput
 from specserve.service.target import Target
 from specserve.service.verifier import Verifier
@@ -70,6 +69,9 @@ class FixedPlanner:
 
     def ended(self, request_id: str, failed: bool, tpot_ms: float | None) -> None:
         pass
+
+    def tpot_slo_ms(self, tier: str) -> float | None:
+        return None
 
     def version_of(self, request_id: str) -> int:
         return self.policy_version
@@ -154,7 +156,6 @@ class Cell:
         )
         ports: dict[str, ProposerPort] = {
             "prompt_lookup": DirectProposerPort(PromptLookupProposer(1, 3)),
-            "suffix": DirectProposerPort(SuffixProposer()),
             "draft": InlineProposerPort(DraftModelProposer(self.draft, VOCAB_SIZE, 512, 4), executor),
         }
         ports.update({proposer.name: DirectProposerPort(proposer) for proposer in extra})
