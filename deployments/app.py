@@ -19,17 +19,19 @@ from . import current
 from .actors import BRIEF_OPENMP, QUIET_OPENMP, ProposerDeployment, TargetActor, VerifierActor
 from .api.app import build_api
 from .api.backend import Backend
+from .api.gate import Gate, Gatekeeper
 from .backend import EngineBackend
 from .cell import cell_backend, engine_config, local_proposer_ports
 from .cellreport import cell_report
 from .controlplane import ControllerDeployment, RemoteController
+from .credentials import Credentials
 from .exchange import Follower
 from .planning import PolicyPlanner
 from .remote import Address, ProposerLink, RemoteProposerPort, RemoteRoundPort
 from .settings import ServiceSettings, load_policy
 from .startup import prepared_store
 
-api = build_api(cast(Backend, current.CurrentBackend()))
+api = build_api(cast(Backend, current.CurrentBackend()), cast(Gatekeeper, current.CurrentGate()))
 
 
 @serve.deployment(
@@ -73,7 +75,7 @@ class EngineDeployment:
         await follower.once()
         await self._backend.start()
         self._backend.export_telemetry()
-        current.install(self._backend)
+        current.install(self._backend, Gate(Credentials(parsed.api_keys), parsed.limits))
         self._exchange = asyncio.get_running_loop().create_task(follower.run())
 
     async def pids(self) -> dict[str, int]:

@@ -12,7 +12,7 @@ from specserve.service.engine import Engine
 from specserve.service.requests import GenerationRequest
 from specserve.service.running import RequestStream
 
-from .api.backend import AnswerStyle, CellSnapshot
+from .api.backend import AnswerStyle, CellSnapshot, Load
 from .api.stats import HttpStats
 from .api.watching import RequestObserver
 
@@ -65,6 +65,11 @@ class EngineBackend:
     def ready(self) -> bool:
         """True from the end of warm-up for as long as the engine's loop runs."""
         return self._started and not self.engine.failed
+
+    @property
+    def load(self) -> Load:
+        """What the engine has to do."""
+        return Load(self.engine.num_running + self.engine.num_waiting, self.engine.config.max_running)
 
     async def start(self) -> None:
         """Measure what rounds cost, then start the engine's loop."""

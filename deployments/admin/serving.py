@@ -21,7 +21,7 @@ async def serve_admin(controller: Controller, settings: ServiceSettings) -> None
 
     A port that is taken, as by a controller that is only just ending, is tried again and again.
     """
-    credentials = Credentials(None, load_admin_key(None, os.environ))
+    credentials = Credentials(settings.api_keys, load_admin_key(settings.admin_key_file, os.environ))
     assert settings.admin_port is not None
     listening = await _listen(settings.host, settings.admin_port)
     config = uvicorn.Config(build_admin(controller, credentials), log_level="warning", timeout_graceful_shutdown=2)

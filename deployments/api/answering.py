@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from fastapi import Request, Response
@@ -38,7 +38,9 @@ def submit_all(backend: Backend, requests: Sequence[GenerationRequest], param: s
     return streams
 
 
-async def answer_whole(request: Request, reply: Reply, streams: Sequence[RequestStream]) -> Response:
+async def answer_whole(
+    request: Request, reply: Reply, streams: Sequence[RequestStream], on_end: Callable[[], None]
+) -> Response:
     """Return the finished response; when the client leaves before, its requests are cancelled at once."""
     work = asyncio.create_task(_collect(reply, streams))
     gone = asyncio.create_task(_disconnected(request))
@@ -50,6 +52,7 @@ async def answer_whole(request: Request, reply: Reply, streams: Sequence[Request
         return JSONResponse(reply.whole())
     finally:
         _cancel_unfinished(reply, streams)
+        on_end()
         work.cancel()
         gone.cancel()
         await asyncio.gather(work, gone, return_exceptions=True)
@@ -62,7 +65,10 @@ class EventStream(StreamingResponse):
     there is no `[DONE]` after it.
     """
 
-    def __init__(self, reply: Reply, streams: Sequence[RequestStream], keep_alive_s: float) -> None:
+    def __init__(
+        self, reply: Reply, streams: Sequence[RequestStream], keep_alive_s: float, on_end: Callable[[], None]
+    ) -> None:
+        self._on_end = on_end
         self._reply = reply
         self._streams = streams
         self._keep_alive_s = keep_alive_s
@@ -75,6 +81,7 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             _cancel_unfinished(self._reply, self._streams)
+            self._on_end()
             await self._frames.aclose()
 
     async def stream_response(self, send: Send) -> None:

@@ -16,11 +16,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from specserve.service.errors import ModelNotFoundError, SpecserveError
 from specserve.service.requests import GenerationRequest
 
+from .access import AccessMiddleware
 from .answering import EventStream, answer_whole, submit_all
 from .backend import Backend
 from .counting import CountingMiddleware
 from .errors import answer_error
 from .exposition import Exposition
+from .gate import Asked, Gate, Gatekeeper
+from .limits import check_body
 from .reply import VERSION, Reply
 from .schemas import ChatCompletionRequest, CommonRequest, CompletionRequest
 from .tokenizing import add_tokenizing
@@ -31,21 +34,23 @@ MAX_WARNED_NAMES = 1000
 _log = logging.getLogger(__name__)
 
 
-def build_api(backend: Backend) -> FastAPI:
-    """Return the app that serves `backend`; all its state is in this call."""
+def build_api(backend: Backend, gate: Gatekeeper | None = None) -> FastAPI:
+    """Return the app that serves `backend` to those whom `gate` lets in: everyone, when there is none."""
+    gate = gate if gate is not None else Gate()
     app = FastAPI(title="specserve", version=VERSION, docs_url=None, redoc_url=None, strict_content_type=False)
+    app.add_middleware(AccessMiddleware, gate=gate)
     app.add_middleware(CountingMiddleware, backend=backend)
     app.add_middleware(RequestIdMiddleware)
     for kind in (RequestValidationError, HTTPException, SpecserveError, Exception):
         app.add_exception_handler(kind, answer_error)
-    _add_generation(app, backend)
+    _add_generation(app, backend, gate)
     _add_facts(app, backend)
     _add_metrics(app, backend)
     add_tokenizing(app, backend)
     return app
 
 
-def _add_generation(app: FastAPI, backend: Backend) -> None:
+def _add_generation(app: FastAPI, backend: Backend, gate: Gatekeeper) -> None:
     warned: set[str] = set()
 
     async def answer(
@@ -55,16 +60,31 @@ def _add_generation(app: FastAPI, backend: Backend) -> None:
         requests: list[GenerationRequest],
         echoes: Sequence[str] = (),
     ) -> Response:
-        reply.expect(requests, echoes)
-        watch = begin_watch(request.headers, reply, requests, backend.observers)
-        streams = watched(submit_all(backend, requests, "messages" if reply.chat else "prompt"), watch)
+        param = "messages" if reply.chat else "prompt"
+        open_ended = body.max_tokens is None and body.max_completion_tokens is None
+        asked = Asked(requests, body.service_tier, reply.num_choices, open_ended, param)
+        admitted = gate.admit(request.state.principal, asked, backend.load)
+        request.state.downgrade = admitted.downgrade
+        reply.expect(admitted.requests, echoes)
+        watch = begin_watch(request.headers, reply, admitted.requests, backend.observers)
+        try:
+            streams = watched(submit_all(backend, admitted.requests, param), watch)
+        except Exception:
+            gate.settle(admitted.lease, 0)
+            raise
+
+        def settle() -> None:
+            gate.settle(admitted.lease, reply.num_tokens)
+
         if body.stream:
-            return EventStream(reply, streams, backend.style.keep_alive_s)
-        return await answer_whole(request, reply, streams)
+            return EventStream(reply, streams, backend.style.keep_alive_s, settle)
+        return await answer_whole(request, reply, streams, settle)
 
     def begin(body: CommonRequest, prefix: str) -> Reply:
         if not backend.ready:
             raise HTTPException(503, "the model is not ready")
+        gate.check_queue(backend.load)
+        check_body(body, gate.limits, backend.max_model_len)
         _warn_unknown(body, warned)
         options = body.stream_options
         return Reply(
@@ -114,11 +134,11 @@ def _add_facts(app: FastAPI, backend: Backend) -> None:
             raise ModelNotFoundError(f"the model {model_id!r} is not served here", "model", "model_not_found")
         return card()
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/ready")
+    @app.api_route("/ready", methods=["GET", "HEAD"])
     async def ready() -> dict[str, str]:
         if not backend.ready:
             raise HTTPException(503, "the model is not ready")

@@ -42,6 +42,19 @@ class AnswerStyle:
     count_rejected_predictions: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How many requests are unfinished, and how many take part in a round at most."""
+
+    unfinished: int
+    places: int
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no place, or will have none when the next round begins."""
+        return max(0, self.unfinished - self.places)
+
+
 class RequestStream(Protocol):
     """The rounds' output of one submitted request, ended by an output with a finish reason or by an exception."""
 
@@ -78,6 +91,9 @@ class Backend(Protocol):
 
     @property
     def style(self) -> AnswerStyle: ...
+
+    @property
+    def load(self) -> Load: ...
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast: ...

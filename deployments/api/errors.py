@@ -1,6 +1,7 @@
 """The one place where an exception becomes an HTTP status and an OpenAI error body."""
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +16,10 @@ from specserve.service.errors import (
     EngineStoppedError,
     ForbiddenError,
     ModelNotFoundError,
+    OverloadedError,
     PromptTooLongError,
     ProposerUnavailableError,
+    QuotaExceededError,
     RoundLostError,
     StoreUnavailableError,
     UnauthenticatedError,
@@ -31,6 +34,7 @@ _UNAVAILABLE: dict[type[Exception], str] = {
     ChannelError: "channel_lost",
     StoreUnavailableError: "store_unavailable",
 }
+_HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large", 503: "not_ready"}
 _log = logging.getLogger(__name__)
 
 
@@ -53,8 +57,12 @@ def describe(error: Exception) -> tuple[int, Body]:
         return 401, error_body(error.message, "invalid_request_error", None, error.code)
     if isinstance(error, ForbiddenError):
         return 403, error_body(error.message, "permission_error", error.param, error.code)
+    if isinstance(error, QuotaExceededError):
+        return 429, error_body(error.message, "rate_limit_error", None, error.code)
+    if isinstance(error, OverloadedError):
+        return 503, error_body(error.message, "server_error", None, "overloaded")
     if isinstance(error, HTTPException):
-        code = {404: "not_found", 405: "method_not_allowed", 503: "not_ready"}.get(error.status_code)
+        code = _HTTP_CODES.get(error.status_code)
         kind = "invalid_request_error" if error.status_code < 500 else "server_error"
         return error.status_code, error_body(str(error.detail), kind, None, code)
     for unavailable, reason in _UNAVAILABLE.items():
@@ -69,15 +77,29 @@ def error_body(message: str, kind: str, param: str | None, code: str | None) -> 
 
 
 async def answer_error(request: Request, error: Exception) -> JSONResponse:
-    """Answer any exception that ends a request before its first byte."""
+    """Answer any exception that ends a request before its first byte.
+
+    An unforeseen one is answered outside of our middleware, so what that adds to answers is added here.
+    """
+    response = refusal(error)
+    if response.status_code == 500:
+        _log.error("request failed", exc_info=error)
+        response.headers["x-request-id"] = getattr(request.state, "request_id", "unknown")
+        response.headers.update(getattr(request.state, "limit_headers", dict)())
+    return response
+
+
+def refusal(error: Exception) -> JSONResponse:
+    """Return the answer to a request that `error` ends, with what tells a client whether and when to try again."""
     status, body = describe(error)
     headers = dict(getattr(error, "headers", None) or {})
-    if status == 503:
-        headers["Retry-After"] = "1"
-    if status == 500:
-        headers["x-should-retry"] = "false"  # or the openai client runs into the same defect twice more
-        _log.error("request failed", exc_info=error)
-        headers["x-request-id"] = getattr(request.state, "request_id", "unknown")
+    if isinstance(error, UnauthenticatedError):
+        known = ', error="invalid_token"' if error.code != "missing_api_key" else ""
+        headers["WWW-Authenticate"] = f'Bearer realm="specserve"{known}'
+    if status == 500 or (isinstance(error, QuotaExceededError) and error.retry_after_s is None):
+        headers["x-should-retry"] = "false"  # or the openai client runs into the same refusal twice more
+    elif status in (429, 503):
+        headers["Retry-After"] = str(max(1, math.ceil(getattr(error, "retry_after_s", 1))))
     return JSONResponse(body, status, headers)
 
 

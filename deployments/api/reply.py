@@ -70,6 +70,11 @@ class Reply:
         """True when every choice has its finish reason."""
         return all(choice.finish_reason is not None for choice in self.choices)
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompts and of the output so far."""
+        return int(self._usage()["total_tokens"])
+
     def add(self, index: int, output: StepOutput) -> None:
         """Take one round's output of one choice in, for an answer sent as a whole."""
         self.choices[index].add(output)

@@ -108,7 +108,7 @@ class CommonRequest(BaseModel):
     stop: Annotated[list[str] | None, BeforeValidator(_check_stop)] = None
     stop_token_ids: Annotated[list[int], Field(max_length=64)] | None = None
     ignore_eos: bool | None = None
-    n: Annotated[int, Field(ge=1, le=16)] | None = None
+    n: Count | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     service_tier: ServiceTier | None = None

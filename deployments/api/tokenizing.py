@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from specserve.service.errors import BadRequestError, ModelNotFoundError
 
 from .backend import Backend
+from .limits import check_text
 from .schemas import ChatCompletionRequest, ChatMessage
 from .translate import render
 
@@ -47,6 +48,7 @@ def add_tokenizing(app: FastAPI, backend: Backend) -> None:
     @app.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
         check(body.model)
+        check_text(body)
         tokens = _tokens(body, backend)
         strings = backend.tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
         return {

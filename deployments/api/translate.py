@@ -16,7 +16,6 @@ DEFAULT_COMPLETION_TOKENS = 16
 MAX_CHOICES = 128
 GREEDY_BELOW = 1e-5
 """A temperature below it is 0, as in vLLM: logits divided by it would leave float32."""
-_TIERS = {"fast": "priority", "priority": "priority", "flex": "flex"}
 
 
 def completion_requests(
@@ -150,7 +149,6 @@ def _requests(
             stop_token_ids=tuple(body.stop_token_ids or ()),
             ignore_eos=bool(body.ignore_eos),
             num_logprobs=None if num_logprobs is None else min(num_logprobs, backend.vocab_size),
-            tier=_TIERS.get(body.service_tier or "auto", "default"),
             mode=speculation.mode,
             max_draft_tokens=speculation.max_draft_tokens,
             proposer=speculation.proposer,

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specserve.deployments.api.app import build_api
-from specserve.deployments.api.backend import AnswerStyle, CellSnapshot
+from specserve.deployments.api.backend import AnswerStyle, CellSnapshot, Load
 from specserve.deployments.api.stats import HttpStats
 from specserve.deployments.api.watching import RequestObserver
 from specserve.service.errors import SpecserveError
@@ -66,6 +66,7 @@ class FakeBackend:
     created: int = 1_700_000_000
     ready: bool = True
     style: AnswerStyle = field(default_factory=AnswerStyle)
+    load: Load = field(default_factory=lambda: Load(0, 32))
     refuse_after: int | None = None
     refusal: SpecserveError | None = None
     submitted: list[GenerationRequest] = field(default_factory=list)

