@@ -1,7 +1,8 @@
 """What each key used of its limits in the last minute: in this cell, and, as last heard, in the others.
 
-Pure: the time is an argument. A limit holds exactly for one cell; among several, each may admit in addition what the
-others admitted since it last heard of them.
+Pure: the time is an argument. A limit holds exactly for one cell. Among cells that hear of each other (`usage.py`) each
+may admit in addition what the others admitted since; nobody carries that between cells yet, so N cells let up to N
+times a limit through.
 """
 
 import math
