@@ -152,6 +152,7 @@ class Mortal:
 
     name = "draft"
     available = True
+    needs_pages = False
 
     def __init__(self, cell: Cell, deaths: Sequence[int]) -> None:
         self._cell = cell
