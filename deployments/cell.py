@@ -12,6 +12,7 @@ from specserve.service.ports import Planner, Proposer, ProposerPort, RoundPort
 from specserve.service.proposers.draft_model import DraftModelProposer
 from specserve.service.proposers.prediction import PredictionProposer
 from specserve.service.proposers.prompt_lookup import PromptLookupProposer
+from specserve.service.proposers.suffix import SuffixProposer
 from specserve.service.target import Target
 from specserve.service.torch_thread import torch_thread
 from specserve.service.verifier import Verifier
@@ -47,7 +48,7 @@ def _models(settings: ServiceSettings) -> tuple[Target, Verifier, DraftModelProp
 
 def local_proposer_ports(settings: ServiceSettings) -> dict[str, ProposerPort]:
     """Return ports to the proposers that are cheapest in the engine's own process: those without a model."""
-    built: tuple[Proposer, ...] = (PredictionProposer(), PromptLookupProposer())
+    built: tuple[Proposer, ...] = (PredictionProposer(), PromptLookupProposer(), SuffixProposer())
     return {one.name: DirectProposerPort(one) for one in built if one.name in settings.usable_proposers}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from .errors import ProposerUnavailableError
 from .messages import PREDICTION, Draft, DraftBatch, ProposeBatch, ProposeRow
-from .ports import Decision, ProposerPort
+from .ports import CommittedOutput, Decision, Learner, ProposerPort
 from .running import Running
 
 
@@ -38,6 +38,7 @@ class Drafting:
         self._limits = limits
         self._counters = counters
         self._closed: dict[str, list[str]] = {name: [] for name in ports}
+        self._learners = [port for port in ports.values() if isinstance(port, Learner)]
         self.num_held: dict[str, int] = {}
 
     @property
@@ -51,9 +52,14 @@ class Drafting:
         return frozenset(name for name, port in self._ports.items() if port.available)
 
     def close(self, running: Running) -> None:
-        """Remember to tell every proposer that may hold `running` that it is over."""
+        """Remember to tell every proposer that may hold `running` that it is over; let those learn that want to."""
         for name in running.known:
             self._closed[name].append(running.request.request_id)
+        for learner in self._learners:
+            try:
+                learner.observe(CommittedOutput(running.request.cache_salt, tuple(running.output.token_ids)))
+            except ProposerUnavailableError:
+                self._counters.proposals_missed += 1
 
     async def propose(
         self, round_number: int, decoding: Sequence[Running], decisions: Mapping[str, Decision]
@@ -138,6 +144,7 @@ def _row(running: Running, port: ProposerPort, gamma: int) -> ProposeRow:
         request.sampling,
         request.prediction if wanted else None,
         running.pages() if port.needs_pages else (),
+        request.cache_salt,
     )
 
 

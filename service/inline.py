@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from .errors import ProposerUnavailableError
 from .messages import DraftBatch, ProposeBatch, ScoreBatch, VerdictBatch, VerifyBatch
-from .ports import Proposer
+from .ports import CommittedOutput, Learner, Proposer
 from .target import Target
 from .verifier import Verifier
 
@@ -69,5 +69,14 @@ class DirectProposerPort:
         """Return the drafts at once."""
         try:
             return self._proposer.propose(batch)
+        except Exception as error:
+            raise ProposerUnavailableError(f"{self.name} failed: {error}") from error
+
+    def observe(self, output: CommittedOutput) -> None:
+        """Tell a proposer that learns from it what a request wrote."""
+        if not isinstance(self._proposer, Learner):
+            return
+        try:
+            self._proposer.observe(output)
         except Exception as error:
             raise ProposerUnavailableError(f"{self.name} failed: {error}") from error

@@ -180,6 +180,7 @@ class ProposeRow:
     A proposer that holds fewer than `known_len` tokens of the request answers with an empty draft and forgets it.
     `prediction` comes only to the proposer of that name, and only with `known_len` 0: it keeps it, or has it again.
     `block_table` are the target's pages of the request, for proposers that live beside it (`ProposerPort.needs_pages`).
+    What is learned from one request may show in the drafts of others of the same `scope` alone.
     """
 
     request_id: str
@@ -190,6 +191,7 @@ class ProposeRow:
     sampling: Sampling
     prediction: Prediction | None = None
     block_table: tuple[int, ...] = ()
+    scope: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from .messages import DraftBatch, ProposeBatch, ScoreBatch, VerdictBatch, VerifyBatch
 
@@ -17,6 +17,23 @@ class Proposer(Protocol):
 
     def propose(self, batch: ProposeBatch) -> DraftBatch:
         """Return drafts of at most `row.gamma` tokens; frees the state of `batch.closed` first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedOutput:
+    """What a request wrote before it was over. Only requests of one `scope` may profit from each other's."""
+
+    scope: str
+    token_ids: tuple[int, ...]
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """A proposer, or the port to one, that learns from every request of its cell, whoever drafted for it."""
+
+    def observe(self, output: CommittedOutput) -> None:
+        """Take in what a request wrote. A port raises `ProposerUnavailableError` when that failed."""
         ...
 
 

@@ -176,6 +176,7 @@ def _run_generate(args: argparse.Namespace) -> int:
 def _run_proposers(args: argparse.Namespace) -> int:
     print("prediction     follows the text a request predicts (OpenAI's `prediction`); needs nothing else")
     print("prompt_lookup  copies what followed the same tokens earlier in the request; needs nothing")
+    print("suffix         continues like the request, or earlier answers of its cache_salt, did; needs nothing")
     print("draft          a small model with the target's tokenizer; needs --draft MODEL, or the embedded target")
     return 0
 

@@ -86,9 +86,11 @@ def test_who_else_is_in_the_batch_changes_nothing(cell: Cell, alone: list[tuple[
     check(cell, RandomPlanner(count), [], alone[:count])
 
 
-@pytest.mark.parametrize("name", ["prompt_lookup", "draft", "random", "constant", "eos", "broken", "stale", "outside"])
+@pytest.mark.parametrize(
+    "name", ["prompt_lookup", "suffix", "draft", "random", "constant", "eos", "broken", "stale", "outside"]
+)
 def test_no_proposer_changes_a_token_in_a_batch_of_32(cell: Cell, alone: list[tuple[int, ...]], name: str) -> None:
-    extra = [] if name in ("prompt_lookup", "draft") else [ScriptedProposer(name)]
+    extra = [] if name in ("prompt_lookup", "suffix", "draft") else [ScriptedProposer(name)]
     check(cell, FixedPlanner(name, 5), extra, alone)
 
 

@@ -32,7 +32,7 @@ def requests(sampling: Sampling, count: int = 3, max_tokens: int = 24) -> list[G
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("proposer", ["prompt_lookup", "draft"])
+@pytest.mark.parametrize("proposer", ["prompt_lookup", "draft", "suffix"])
 @pytest.mark.parametrize("gamma", [1, 4, 8])
 def test_output_is_plain_decodings_whatever_is_drafted(
     cell: Cell, sampling: Sampling, proposer: str, gamma: int

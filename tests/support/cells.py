@@ -17,6 +17,7 @@ from specserve.service.models import LoadedModel, embedded_dir, load_model, load
 from specserve.service.ports import Decision, Outcome, Planner, Proposer, ProposerPort, RequestView, RoundCost
 from specserve.service.proposers.draft_model import DraftModelProposer
 from specserve.service.proposers.prompt_lookup import PromptLookupProposer
+from specserve.service.proposers.suffix import SuffixProposer
 from specserve.service.requests import GenerationRequest, StepOutput
 from specserve.service.target import Target
 from specserve.service.verifier import Verifier
@@ -156,6 +157,7 @@ class Cell:
         )
         ports: dict[str, ProposerPort] = {
             "prompt_lookup": DirectProposerPort(PromptLookupProposer(1, 3)),
+            "suffix": DirectProposerPort(SuffixProposer()),
             "draft": InlineProposerPort(DraftModelProposer(self.draft, VOCAB_SIZE, 512, 4), executor),
         }
         ports.update({proposer.name: DirectProposerPort(proposer) for proposer in extra})

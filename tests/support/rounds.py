@@ -23,6 +23,7 @@ from specserve.service.ports import Planner, Proposer, ProposerPort
 from specserve.service.proposers.draft_model import DraftModelProposer
 from specserve.service.proposers.held import updated_tokens
 from specserve.service.proposers.prompt_lookup import PromptLookupProposer
+from specserve.service.proposers.suffix import SuffixProposer
 from specserve.service.requests import GenerationRequest, StepOutput
 from specserve.service.target import Target
 from specserve.service.verifier import Verifier
@@ -140,6 +141,7 @@ def model_engine(
     config = EngineConfig(vocab_size=VOCAB_SIZE, eos_token_ids=cell.model.shape.eos_token_ids, **sizes)
     ports: dict[str, ProposerPort] = {
         "prompt_lookup": DirectProposerPort(PromptLookupProposer(1, 3)),
+        "suffix": DirectProposerPort(SuffixProposer()),
         "draft": InlineProposerPort(DraftModelProposer(cell.draft, VOCAB_SIZE, 512, 4), executor),
     }
     ports.update({proposer.name: DirectProposerPort(proposer) for proposer in extra})

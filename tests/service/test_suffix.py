@@ -1,0 +1,166 @@
+"""Suffix decoding: scores are those of a plain count over the text, scopes never meet, memory is bounded."""
+
+import random
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specserve.service.messages import DraftBatch, ProposeBatch, ProposeRow, Sampling
+from specserve.service.ports import CommittedOutput
+from specserve.service.proposers.suffix import SharedTexts, SuffixLimits, SuffixProposer
+from specserve.service.proposers.suffix_tree import BREAK, SuffixTree, chain
+
+TEXTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), min_size=1, max_size=4)
+
+
+def places(text: Sequence[int], context: Sequence[int]) -> list[int]:
+    size = len(context)
+    return [end for end in range(size, len(text) + 1) if list(text[end - size : end]) == list(context)]
+
+
+def by_counting(text: Sequence[int], context: Sequence[int], limit: int, min_chance: float) -> tuple[int, float]:
+    """Return (length, score) of the guess after `context`, counting every continuation in the whole text."""
+    drafted: list[int] = []
+    chance, score = 1.0, 0.0
+    while len(drafted) < limit:
+        here = [*context, *drafted]
+        follows = [text[end] for end in places(text, here) if end < len(text) and text[end] != BREAK]
+        if not follows:
+            break
+        latest = list(reversed(follows))
+        token = max(latest, key=latest.count)
+        chance *= latest.count(token) / len(places(text, here))
+        if chance < min_chance:
+            break
+        drafted.append(token)
+        score += chance
+    return len(drafted), score
+
+
+@settings(max_examples=150, deadline=None)
+@given(texts=TEXTS, depth=st.integers(1, 12), halve=st.booleans())
+def test_every_ending_is_found_where_it_occurs(texts: list[list[int]], depth: int, halve: bool) -> None:
+    """The tree is read after every text, so that places arrive at nodes that have children already."""
+    tree = SuffixTree(depth)
+    for number, text in enumerate(texts):
+        tree.extend([*text, BREAK])
+        if halve and number == 1:
+            tree.keep_newest(len(tree.token_ids) // 2)
+        for context in texts:
+            found = dict(tree.occurrences(context))
+            brute = {size: places(tree.token_ids, context[-size:]) for size in range(1, min(depth, len(context)) + 1)}
+            longest_of = {tuple(ends): size for size, ends in brute.items() if ends}
+            assert found == {size: list(ends) for ends, size in longest_of.items()}
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.lists(st.integers(0, 3), min_size=2, max_size=60), gamma=st.integers(1, 9))
+def test_a_guess_and_its_score_are_those_of_counting_the_whole_text(text: list[int], gamma: int) -> None:
+    tree = SuffixTree(8)
+    tree.extend(text)
+    for length, ends in tree.occurrences(text):
+        guess = chain(tree.token_ids, ends, gamma, 0.1)
+        size, score = by_counting(text, text[-length:], gamma, 0.1)
+        assert len(guess.token_ids) == size
+        assert guess.score == pytest.approx(score)
+
+
+def ask(
+    proposer: SuffixProposer, request_id: str, tokens: Sequence[int], gamma: int = 8, scope: str = "", known: int = 0
+) -> tuple[int, ...] | None:
+    row = ProposeRow(request_id, len(tokens), known, tuple(tokens[known:]), gamma, Sampling(), scope)
+    drafts = proposer.propose(ProposeBatch(0, "suffix", (row,))).drafts
+    return drafts[0].token_ids if drafts else None
+
+
+def test_a_request_is_continued_as_it_went_on_before() -> None:
+    proposer = SuffixProposer()
+    assert ask(proposer, "a", [1, 2, 3, 4, 5, 9, 8, 7, 6, 1, 2]) == (3, 4, 5, 9), "two matched, so four are guessed"
+    assert ask(proposer, "a", [1, 2, 3, 4, 5, 9, 8, 7, 6, 1, 2, 3, 4], known=11) == (5, 9, 8, 7, 6, 1, 2, 3)
+    assert ask(proposer, "b", [1, 2, 3, 4]) == ()
+
+
+def test_the_commoner_continuation_wins_over_the_later_one() -> None:
+    assert ask(SuffixProposer(), "a", [1, 2, 5, 1, 2, 5, 1, 2, 7, 1, 2], gamma=1) == (5,)
+    assert ask(SuffixProposer(), "a", [1, 2, 5, 1, 2, 7, 1, 2], gamma=1) == (7,)
+
+
+def test_finished_outputs_help_requests_of_their_own_scope_alone() -> None:
+    proposer = SuffixProposer()
+    proposer.observe(CommittedOutput("x", (11, 12, 13, 14, 15)))
+    assert ask(proposer, "a", [7, 11, 12], scope="x") == (13, 14, 15)
+    assert ask(proposer, "b", [7, 11, 12], scope="y") == ()
+    assert ask(proposer, "c", [7, 11, 12]) == ()
+    proposer.observe(CommittedOutput("x", (13, 11, 12, 99)))
+    assert ask(proposer, "d", [14, 15, 13, 11, 12], scope="x") == (99,), (
+        "no context reaches from one output to the next"
+    )
+
+
+def test_the_more_certain_of_both_trees_is_drafted() -> None:
+    proposer = SuffixProposer()
+    for _ in range(3):
+        proposer.observe(CommittedOutput("", (1, 2, 3, 8, 8, 8)))
+    assert ask(proposer, "a", [1, 2, 3, 4, 5, 6, 1, 2, 3], gamma=3) == (8, 8, 8)
+    assert ask(proposer, "b", [1, 2, 3, 4] * 6 + [1, 2, 3]) == (4, 1, 2, 3, 4, 1, 2, 3), "a longer match expects more"
+
+
+def test_what_was_lost_or_rewritten_is_asked_for_again() -> None:
+    proposer = SuffixProposer()
+    assert ask(proposer, "a", [1, 2, 3, 1, 2], known=3) is None, "the beginning never came"
+    assert ask(proposer, "a", [1, 2, 3, 1, 2]) == (3, 1, 2)
+    assert ask(proposer, "a", [5, 6, 7, 5, 6]) == (7, 5, 6), "another text under the same name"
+
+
+def test_closed_requests_are_forgotten() -> None:
+    proposer = SuffixProposer()
+    ask(proposer, "a", [1, 2])
+    answer = proposer.propose(ProposeBatch(1, "suffix", (), ("a",)))
+    assert answer == DraftBatch(1, (), 0)
+
+
+def test_memory_is_bounded_whatever_is_written() -> None:
+    limits = SuffixLimits(shared_size=3000)
+    shared, proposer = SharedTexts(limits), SuffixProposer(limits)
+    for number in range(200):
+        shared.learn(f"scope-{number % 7}", [number % 5] * 40)
+        tree = shared.of(f"scope-{number % 7}")
+        assert tree is not None
+        assert list(tree.occurrences([number % 5] * 30))
+        proposer.observe(CommittedOutput("only", tuple(range(number, number + 50))))
+        assert ask(proposer, f"r{number}", [number, number + 1], scope="only") != ()
+        assert proposer.shared.size <= 3000 + 50 * limits.max_depth
+    assert shared.size <= 3000 + 40 * limits.max_depth, "reading sorts; the next output pays for it"
+    assert shared.of("scope-3") is not None
+
+
+def test_a_scope_used_lately_outlives_one_that_was_not() -> None:
+    shared = SharedTexts(SuffixLimits(shared_size=100))
+    shared.learn("old", range(30))
+    shared.learn("used", range(30))
+    assert shared.of("old") is not None
+    shared.learn("new", range(60))
+    assert shared.of("used") is None
+    assert shared.of("old") is not None
+
+
+@pytest.mark.skipif(find_spec("arctic_inference") is None, reason="arctic-inference is not installed")
+def test_scores_are_arctic_inferences_but_for_ties() -> None:
+    from arctic_inference.suffix_decoding import SuffixDecodingCache
+
+    draw = random.Random(5)
+    text = [draw.choice([1, 1, 1, 2, 2, 3]) for _ in range(400)]
+    cache, tree = SuffixDecodingCache(max_tree_depth=64), SuffixTree(8)
+    cache.start_request(0, text[:1])
+    tree.extend(text[:1])
+    same = 0
+    for end in range(1, len(text)):
+        theirs = cache.speculate(0, text[max(0, end - 9) : end], max_spec_tokens=8).score
+        guesses = [chain(tree.token_ids, ends, min(8, size), 0.1) for size, ends in tree.occurrences(text[:end])]
+        same += max(guess.score for guess in guesses) == pytest.approx(theirs)
+        cache.add_active_response(0, text[end : end + 1])
+        tree.extend(text[end : end + 1])
+    assert same > 0.9 * len(text)
