@@ -38,7 +38,7 @@ class Drafting:
         self._limits = limits
         self._counters = counters
         self._closed: dict[str, list[str]] = {name: [] for name in ports}
-        self._learners = [port for port in ports.values() if isinstance(port, Learner)]
+        self._learners = {name: port for name, port in ports.items() if isinstance(port, Learner)}
         self.num_held: dict[str, int] = {}
 
     @property
@@ -55,11 +55,11 @@ class Drafting:
         """Remember to tell every proposer that may hold `running` that it is over; let those learn that want to."""
         for name in running.known:
             self._closed[name].append(running.request.request_id)
-        for learner in self._learners:
+        for name, learner in self._learners.items():
             try:
                 learner.observe(CommittedOutput(running.request.cache_salt, tuple(running.output.token_ids)))
             except ProposerUnavailableError:
-                self._counters.proposals_missed += 1
+                self._counters.missed[name] += 1
 
     async def propose(
         self, round_number: int, decoding: Sequence[Running], decisions: Mapping[str, Decision]

@@ -1,17 +1,22 @@
 """Suffix decoding: scores are those of a plain count over the text, scopes never meet, memory is bounded."""
 
+import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.cells import FixedPlanner
+from support.rounds import TokenRounds, answer, plain, started, token_engine
 
 from specserve.service.messages import DraftBatch, ProposeBatch, ProposeRow, Sampling
 from specserve.service.ports import CommittedOutput
 from specserve.service.proposers.suffix import SharedTexts, SuffixLimits, SuffixProposer
 from specserve.service.proposers.suffix_tree import BREAK, SuffixTree, chain
+from specserve.service.requests import GenerationRequest
 
 TEXTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), min_size=1, max_size=4)
 
@@ -145,6 +150,38 @@ def test_a_scope_used_lately_outlives_one_that_was_not() -> None:
     shared.learn("new", range(60))
     assert shared.of("used") is None
     assert shared.of("old") is not None
+
+
+@pytest.mark.parametrize(("salt", "helps"), [("", True), ("another", False)])
+def test_a_request_that_nobody_drafted_for_helps_the_next_of_its_salt(salt: str, helps: bool) -> None:
+    """The fake model's text never repeats itself, so what is accepted was learned from the first request."""
+    planner = FixedPlanner(None, 0)
+    first = GenerationRequest("first", (1, 2, 3), Sampling(), 30, ignore_eos=True)
+
+    async def main() -> None:
+        async with started(token_engine(TokenRounds(64, 4), planner, [SuffixProposer()])) as engine:
+            await answer(engine, first)
+            planner.proposer, planner.gamma = "suffix", 6
+            second = await answer(engine, replace(first, request_id="second", cache_salt=salt))
+        assert second.token_ids == plain((1, 2, 3), 30)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    accepted = sum(outcome.num_accepted for outcome in planner.outcomes)
+    assert accepted > 15 if helps else accepted < 5
+
+
+def test_a_proposer_that_cannot_learn_costs_a_miss_and_no_request() -> None:
+    class Forgetful(SuffixProposer):
+        def observe(self, output: CommittedOutput) -> None:
+            raise RuntimeError("never learns")
+
+    async def main() -> None:
+        async with started(token_engine(TokenRounds(64, 4), FixedPlanner("suffix", 3), [Forgetful()])) as engine:
+            request = GenerationRequest("r", (1, 2, 3), Sampling(), 8, ignore_eos=True)
+            assert (await answer(engine, request)).token_ids == plain((1, 2, 3), 8)
+        assert engine.counters.missed["suffix"] == 1
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 @pytest.mark.skipif(find_spec("arctic_inference") is None, reason="arctic-inference is not installed")
