@@ -76,7 +76,7 @@ def test_a_guess_and_its_score_are_those_of_counting_the_whole_text(text: list[i
 def ask(
     proposer: SuffixProposer, request_id: str, tokens: Sequence[int], gamma: int = 8, scope: str = "", known: int = 0
 ) -> tuple[int, ...] | None:
-    row = ProposeRow(request_id, len(tokens), known, tuple(tokens[known:]), gamma, Sampling(), scope)
+    row = ProposeRow(request_id, len(tokens), known, tuple(tokens[known:]), gamma, Sampling(), scope=scope)
     drafts = proposer.propose(ProposeBatch(0, "suffix", (row,))).drafts
     return drafts[0].token_ids if drafts else None
 
