@@ -14,7 +14,7 @@ from specserve.deployments.api.backend import AnswerStyle
 from specserve.deployments.api.logprobs import Scored, chat_logprobs
 from specserve.deployments.api.metrics import metrics
 from specserve.service.messages import Sampling, TokenLogprob
-from specserve.service.requests import GenerationRequest
+from specserve.service.requests import GenerationRequest, StepOutput
 from specserve.service.running import RequestStream, Running
 
 CHAT = {"model": "org/tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -169,6 +169,22 @@ async def test_logprobs_have_both_shapes(client: httpx.AsyncClient) -> None:
     assert [entry["token"] for entry in content] == list("Hello")
     assert content[0]["bytes"] == [72]
     assert content[0]["top_logprobs"][0] == {"token": "H", "logprob": -0.5, "bytes": [72]}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("count", [0, 1, 20])
+async def test_as_many_others_as_asked_for_come_with_each_token(
+    client: httpx.AsyncClient, backend: Any, script: SimpleNamespace, count: int
+) -> None:
+    others = tuple((40 + place, -float(place)) for place in range(count))
+    scored = StepOutput("Hi", tuple(b"Hi"), (TokenLogprob(-0.5, others),) * 2)
+    backend.script = lambda request: [scored, script.end(request, 2)]
+    text = (await client.post("/v1/completions", json=TEXT | {"logprobs": count})).json()["choices"][0]["logprobs"]
+    asked = CHAT | {"logprobs": True, "top_logprobs": count}
+    chat = (await client.post("/v1/chat/completions", json=asked)).json()["choices"][0]["logprobs"]["content"]
+    assert [request.num_logprobs for request in backend.submitted] == [count, count]
+    assert [len(entry["top_logprobs"]) for entry in chat] == [count, count]
+    assert [len(top) for top in text["top_logprobs"]] == [count + 1, count + 1]  # the token itself is always there
 
 
 def test_a_part_of_a_character_keeps_its_bytes(script: SimpleNamespace) -> None:

@@ -103,7 +103,9 @@ def test_a_draft_is_what_the_head_gives_on_the_whole_sequence_at_once(cell: Eagl
     for committed_len, gamma in ((7, 3), (8, 4), (12, 2), (13, 3), (22, 4)):
         start = 0 if known == 0 else known - 1
         target.score(ScoreBatch(0, (ScoreRow("a", start, tuple(tokens[start : committed_len - 1]), 0, table),)))
-        row = ProposeRow("a", committed_len, known, tuple(tokens[known:committed_len]), gamma, GREEDY, block_table=table)
+        row = ProposeRow(
+            "a", committed_len, known, tuple(tokens[known:committed_len]), gamma, GREEDY, block_table=table
+        )
         (draft,) = proposer.propose(ProposeBatch(0, "eagle3", (row,))).drafts
         assert draft.token_ids == dense_draft(cell, features, table, tokens[:committed_len], gamma)
         known = committed_len

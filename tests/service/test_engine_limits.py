@@ -88,6 +88,9 @@ def test_logprobs_are_those_of_plain_decoding(cell: Cell) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 509}, "prompt"),
         ({"proposer": "oracle"}, "speculation.proposer"),
+        ({"stop_token_ids": (3, 4096)}, "stop_token_ids"),
+        ({"sampling": Sampling(logit_bias=((-1, 2.0),))}, "logit_bias"),
+        ({"sampling": Sampling(logit_bias=((4096, 2.0),))}, "logit_bias"),
     ],
 )
 def test_a_request_that_cannot_succeed_is_refused_and_nothing_is_allocated(
