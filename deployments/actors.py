@@ -7,11 +7,12 @@ import ray
 from ray import serve
 
 from specserve.service.models import load_model, resolve_dtype
+from specserve.service.ports import Proposer
 from specserve.service.target import Target
 from specserve.service.torch_thread import torch_thread
 from specserve.service.verifier import Verifier
 
-from .cell import draft_proposer
+from .cell import draft_proposer, target_and_attached
 from .hosts import Address, ProposerHost, TargetHost, VerifierHost
 from .settings import ServiceSettings
 
@@ -44,9 +45,10 @@ class _Listening:
         return self._address
 
 
-def _target(settings: ServiceSettings) -> Target:
-    model = load_model(settings.model_source, resolve_dtype(settings.dtype), settings.device)
-    return Target(model, settings.num_pages, settings.page_tokens)
+def _target(settings: ServiceSettings) -> tuple[Target, dict[str, Proposer]]:
+    return target_and_attached(
+        settings, load_model(settings.model_source, resolve_dtype(settings.dtype), settings.device)
+    )
 
 
 def _verifier(settings: ServiceSettings) -> Verifier:
@@ -55,13 +57,13 @@ def _verifier(settings: ServiceSettings) -> Verifier:
 
 @ray.remote(max_restarts=-1, num_cpus=0, max_concurrency=8)
 class TargetActor:
-    """Hosts the target model. A restart loses the KV and nothing else."""
+    """Hosts the target model and the proposers beside it. A restart loses the KV and nothing else."""
 
     def __init__(self, settings: dict[str, Any], secret: bytes) -> None:
         parsed = ServiceSettings.model_validate(settings)
         executor = torch_thread(parsed.num_threads, shared_processors=True)
-        target = executor.submit(_target, parsed).result()
-        self._listening = _Listening(TargetHost(target, secret, executor))
+        target, attached = executor.submit(_target, parsed).result()
+        self._listening = _Listening(TargetHost(target, secret, executor, attached))
 
     async def address(self) -> Address:
         """Return where the target listens."""

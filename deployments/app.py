@@ -67,6 +67,10 @@ class EngineDeployment:
             self._link.start()
             await asyncio.wait_for(self._link.wait_connected(), 120)
             ports["draft"] = RemoteProposerPort("draft", self._link)
+        if "eagle3" in parsed.usable_proposers:
+            beside_target = ProposerLink(self._locate_target, secret)
+            beside_target.start()
+            ports["eagle3"] = RemoteProposerPort("eagle3", beside_target, needs_pages=True)
         config = engine_config(parsed, read_shape(parsed.model_source))
         self._backend: EngineBackend = cell_backend(parsed, config, self._round_port, ports, self._planner)
         cell_id, reached = self._backend.cell_id, RemoteController(controller)

@@ -7,9 +7,10 @@ import torch
 
 from specserve.service.engine import Engine, EngineConfig
 from specserve.service.inline import DirectProposerPort, InlineProposerPort, InlineRoundPort
-from specserve.service.models import ModelShape, load_model, load_tokenizer, resolve_dtype
+from specserve.service.models import LoadedModel, ModelShape, load_model, load_tokenizer, resolve_dtype
 from specserve.service.ports import Planner, Proposer, ProposerPort, RoundPort
 from specserve.service.proposers.draft_model import DraftModelProposer
+from specserve.service.proposers.eagle3 import attach_eagle3
 from specserve.service.proposers.prediction import PredictionProposer
 from specserve.service.proposers.prompt_lookup import PromptLookupProposer
 from specserve.service.proposers.suffix import SuffixProposer
@@ -27,23 +28,35 @@ from .settings import ServiceSettings, load_policy
 def inline_backend(settings: ServiceSettings, planner: PolicyPlanner | None = None) -> EngineBackend:
     """Return a backend whose every part lives in this process; its engine is not started yet."""
     executor = torch_thread(settings.num_threads)
-    target, verifier, draft, shape = executor.submit(_models, settings).result()
+    target, verifier, attached, draft, shape = executor.submit(_models, settings).result()
     ports = local_proposer_ports(settings)
     if draft is not None:
         ports[draft.name] = InlineProposerPort(draft, executor)
+    ports |= {name: InlineProposerPort(one, executor, needs_pages=True) for name, one in attached.items()}
     round_port = InlineRoundPort(target, verifier, executor)
     planner = planner or PolicyPlanner(load_policy(settings.policy))
     return cell_backend(settings, engine_config(settings, shape), round_port, ports, planner)
 
 
-def _models(settings: ServiceSettings) -> tuple[Target, Verifier, DraftModelProposer | None, ModelShape]:
+def _models(
+    settings: ServiceSettings,
+) -> tuple[Target, Verifier, dict[str, Proposer], DraftModelProposer | None, ModelShape]:
     """Return what computes; the modules they were made of are freed."""
     dtype = resolve_dtype(settings.dtype)
     model = load_model(settings.model_source, dtype, settings.device)
-    target, verifier = Target(model, settings.num_pages, settings.page_tokens), Verifier(model)
+    target, attached = target_and_attached(settings, model)
     wants_draft = "draft" in settings.usable_proposers
     draft = draft_proposer(settings, model.shape.vocab_size, dtype) if wants_draft else None
-    return target, verifier, draft, model.shape
+    return target, Verifier(model), attached, draft, model.shape
+
+
+def target_and_attached(settings: ServiceSettings, model: LoadedModel) -> tuple[Target, dict[str, Proposer]]:
+    """Return the target and the proposers that live beside it, because they draft from what it computes."""
+    if "eagle3" not in settings.usable_proposers:
+        return Target(model, settings.num_pages, settings.page_tokens), {}
+    assert settings.eagle3_folder is not None
+    eagle3, features = attach_eagle3(settings.eagle3_folder, model, settings.num_pages, settings.page_tokens)
+    return Target(model, settings.num_pages, settings.page_tokens, features), {eagle3.name: eagle3}
 
 
 def local_proposer_ports(settings: ServiceSettings) -> dict[str, ProposerPort]:

@@ -13,7 +13,7 @@ from specserve.service.ports import Proposer
 from specserve.service.target import Target
 from specserve.service.verifier import Verifier
 
-from .channel import ChannelClient, ChannelServer
+from .channel import ChannelClient, ChannelServer, Handler
 from .codec import decode, encode
 
 Address = tuple[str, int]
@@ -22,14 +22,17 @@ MAX_PENDING_ROUNDS = 8
 
 
 class TargetHost:
-    """Scores batches and pushes the hidden states straight to the verifier."""
+    """Scores batches and pushes the hidden states straight to the verifier; answers for the proposers beside it."""
 
-    def __init__(self, target: Target, secret: bytes, executor: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, target: Target, secret: bytes, executor: ThreadPoolExecutor, attached: Mapping[str, Proposer]
+    ) -> None:
         self._target = target
         self._secret = secret
         self._executor = executor
         self._verifier: ChannelClient | None = None
-        self.server = ChannelServer({"score": self._score, "connect": self._connect}, secret)
+        propose = _proposing(attached, executor)
+        self.server = ChannelServer({"score": self._score, "connect": self._connect, "propose": propose}, secret)
 
     async def _connect(self, body: bytes) -> bytes:
         host, port = body.decode().rsplit(":", 1)
@@ -84,12 +87,13 @@ class ProposerHost:
     """Answers for several proposers on one channel."""
 
     def __init__(self, proposers: Mapping[str, Proposer], secret: bytes, executor: ThreadPoolExecutor) -> None:
-        self._proposers = proposers
-        self._executor = executor
-        self.server = ChannelServer({"propose": self._propose}, secret)
+        self.server = ChannelServer({"propose": _proposing(proposers, executor)}, secret)
 
-    async def _propose(self, body: bytes) -> bytes:
+
+def _proposing(proposers: Mapping[str, Proposer], executor: ThreadPoolExecutor) -> Handler:
+    async def propose(body: bytes) -> bytes:
         batch = decode(body, ProposeBatch)
-        proposer = self._proposers[batch.proposer]
-        drafts = await asyncio.get_running_loop().run_in_executor(self._executor, proposer.propose, batch)
-        return encode(drafts)
+        proposer = proposers[batch.proposer]
+        return encode(await asyncio.get_running_loop().run_in_executor(executor, proposer.propose, batch))
+
+    return propose

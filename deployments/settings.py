@@ -13,7 +13,7 @@ from specserve.service.sources import ModelSource, parse_source, pinned
 
 from .api.limits import RequestLimits
 
-ProposerName = Literal["prediction", "prompt_lookup", "suffix", "draft"]
+ProposerName = Literal["prediction", "prompt_lookup", "suffix", "draft", "eagle3"]
 
 
 class ServiceSettings(BaseModel):
@@ -25,7 +25,8 @@ class ServiceSettings(BaseModel):
         None, description="A folder, a .gguf file, org/name[@revision] or a packaged model; None is the embedded one."
     )
     draft: str | None = Field(None, description="The draft model, named like `model`; None is the embedded one's.")
-    proposers: tuple[ProposerName, ...] = ("prediction", "prompt_lookup", "draft")
+    eagle3: str | None = Field(None, description="The folder of an EAGLE-3 head made for the target.")
+    proposers: tuple[ProposerName, ...] = ("prediction", "prompt_lookup", "draft", "eagle3")
     dtype: DtypeName = "auto"
     placement: Literal["actors", "inline"] = "actors"
     host: str = "127.0.0.1"
@@ -68,16 +69,21 @@ class ServiceSettings(BaseModel):
         return "specserve-embedded" if self.model is None else self.model_source.name
 
     @property
+    def eagle3_folder(self) -> Path | None:
+        """Where the EAGLE-3 head lies, if one was given."""
+        return None if self.eagle3 is None else Path(self.eagle3)
+
+    @property
     def usable_proposers(self) -> tuple[ProposerName, ...]:
-        """The proposers that can be built: `draft` needs a draft model."""
-        has_draft = self.draft is not None or self.model is None
-        return tuple(name for name in self.proposers if name != "draft" or has_draft)
+        """The proposers that can be built: `draft` needs a draft model, `eagle3` a head."""
+        lacking = {"draft": self.draft_source is None, "eagle3": self.eagle3_folder is None}
+        return tuple(name for name in self.proposers if not lacking.get(name, False))
 
     def pinned(self) -> Self:
         """Return settings that name the same files in every process of the service, whatever its folder."""
         named = {"model": self.model, "draft": self.draft}
         update = {field: str(pinned(parse_source(text))) for field, text in named.items() if text is not None}
-        files = {"api_keys": self.api_keys, "admin_key_file": self.admin_key_file}
+        files = {"api_keys": self.api_keys, "admin_key_file": self.admin_key_file, "eagle3": self.eagle3}
         update |= {field: str(Path(file).absolute()) for field, file in files.items() if file is not None}
         return self.model_copy(update=update)
 

@@ -8,6 +8,7 @@ from .cells import KNOWN, REFIT_EVERY, Cells
 from .plane import Point, fit_plane
 from .scoring import ScoreCosts
 
+WITH_MODEL = ("draft", "eagle3")
 _STIFFNESS = (0.1, 0.01, 1.0, 0.1)
 
 
@@ -82,7 +83,7 @@ class CostTable:
         """Return the proposer's costs, a guess when it was never measured."""
         costs = self.drafts.get(proposer)
         if costs is None:
-            guess = [0.5, 0.5, 0.02, 0.002] if proposer == "draft" else [0.1, 0.01, 0.001, 0.0]
+            guess = [0.5, 0.5, 0.02, 0.002] if proposer in WITH_MODEL else [0.1, 0.01, 0.001, 0.0]
             costs = self.drafts[proposer] = DraftCosts(guess)
         return costs
 

@@ -62,7 +62,7 @@ class Policy:
 
     name: str = "default"
     tiers: tuple[tuple[str, TierPolicy], ...] = ((DEFAULT_TIER, TierPolicy()),)
-    proposers: tuple[str, ...] = ("prediction", "prompt_lookup", "suffix", "draft")
+    proposers: tuple[str, ...] = ("prediction", "prompt_lookup", "suffix", "draft", "eagle3")
     limits: Limits = Limits()
 
     def tier(self, name: str) -> TierPolicy:

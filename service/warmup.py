@@ -48,7 +48,7 @@ async def warm_up(
     for port in proposers.values():
         for gamma in DRAFT_LENGTHS:
             for repeat in range(REPEATS):
-                spent = await _timed_draft(port, gamma)
+                spent = await _timed_draft(port, gamma, limits)
                 if repeat and spent is not None:
                     planner.learn((), RoundCost(1, 0, 0.0, ((port.name, gamma, spent),)))
 
@@ -66,8 +66,9 @@ async def _timed_round(round_port: RoundPort, batch_size: int, num_tokens: int, 
     return (time.perf_counter() - started) * 1e3
 
 
-async def _timed_draft(port: ProposerPort, gamma: int) -> float | None:
-    row = ProposeRow(WARM_UP_ID, 4, 0, (5, 6, 5, 6), gamma, Sampling())
+async def _timed_draft(port: ProposerPort, gamma: int, limits: WarmUpLimits) -> float | None:
+    pages = tuple(range(-(-(4 + gamma) // limits.page_tokens))) if port.needs_pages else ()
+    row = ProposeRow(WARM_UP_ID, 4, 0, (5, 6, 5, 6), gamma, Sampling(), block_table=pages)
     started = time.perf_counter()
     try:
         await port.propose(ProposeBatch(-1, port.name, (row,), ()), WARM_UP_TIMEOUT_S)

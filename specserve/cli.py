@@ -112,11 +112,9 @@ def _serve(parser: Parser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--config", metavar="FILE", help="YAML of settings, named as in ServiceSettings; flags win")
     parser.add_argument("--draft", metavar="MODEL", help="the draft model, named like MODEL (default: the embedded's)")
+    parser.add_argument("--eagle3", metavar="DIR", help="an EAGLE-3 head made for MODEL")
     parser.add_argument(
-        "--proposers",
-        type=_comma_separated,
-        metavar="A,B",
-        help="what may draft (default: prediction,prompt_lookup,draft)",
+        "--proposers", type=_comma_separated, metavar="A,B", help="what may draft (default: all that can be built)"
     )
     parser.add_argument(
         "--dtype",
@@ -178,6 +176,7 @@ def _run_proposers(args: argparse.Namespace) -> int:
     print("prompt_lookup  copies what followed the same tokens earlier in the request; needs nothing")
     print("suffix         continues like the request, or earlier answers of its cache_salt, did; needs nothing")
     print("draft          a small model with the target's tokenizer; needs --draft MODEL, or the embedded target")
+    print("eagle3         a head that reads the target's hidden states; needs --eagle3 DIR")
     return 0
 
 

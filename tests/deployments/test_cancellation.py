@@ -154,7 +154,7 @@ async def test_two_hundred_streams_left_over_http_free_everything_by_the_next_ro
 async def remote_engine(cell: Cell, book: Book, draft: DraftModelProposer) -> AsyncIterator[Engine]:
     """Yield a running engine whose target, verifier and draft model answer over channels."""
     with ThreadPoolExecutor(1) as executor:
-        target = TargetHost(Target(cell.model, NUM_PAGES, 4), SECRET, executor)
+        target = TargetHost(Target(cell.model, NUM_PAGES, 4), SECRET, executor, {})
         verifier = VerifierHost(Verifier(cell.model), SECRET, executor)
         pool = ProposerHost({"draft": Watched(draft, book)}, SECRET, executor)
         hosts = (target, verifier, pool)
