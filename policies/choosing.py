@@ -142,7 +142,7 @@ class Chooser:
         curve = work.curve(tier, proposer, standing, cap)
         fixed, by_step, by_token = work.draft_ms(proposer)
         room = work.budget_left / num
-        tokens, value, best = 0.0, 1.0, 1.0 / (work.steps.at(0.0) * work.factor)
+        tokens, value, best = 0.0, work.crowd, work.crowd / (work.steps.at(0.0) * work.factor)
         for k in range(cap):
             if curve.accepted[k] < FAINT:
                 break

@@ -8,6 +8,7 @@ from typing import Literal, cast, get_args
 Law = Literal["off", "fixed", "schedule", "adaptive"]
 
 MAX_GAMMA = 64
+MAX_FORECAST_S = 10.0
 DEFAULT_TIER = "default"
 
 
@@ -48,12 +49,13 @@ class TierPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Caps and margins that hold for the whole engine."""
+    """Caps and margins that hold for the whole engine. `forecast_s` is how far ahead load is looked for; 0 is not."""
 
     draft_tokens_per_round: int = 256
     probe_duty: float = 0.05
     min_gain: float = 0.02
     min_dwell_rounds: int = 16
+    forecast_s: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ def policy_to_dict(policy: Policy) -> dict[str, object]:
             "probe_duty": limits.probe_duty,
             "min_gain": limits.min_gain,
             "min_dwell_rounds": limits.min_dwell_rounds,
+            "forecast_s": limits.forecast_s,
         },
     }
 
@@ -176,17 +179,22 @@ def _bounds(data: object, path: str) -> Bounds:
 
 def _limits(data: object) -> Limits:
     blank = Limits()
-    fields = _mapping(data, "limits", {"draft_tokens_per_round", "probe_duty", "min_gain", "min_dwell_rounds"})
+    known = {"draft_tokens_per_round", "probe_duty", "min_gain", "min_dwell_rounds", "forecast_s"}
+    fields = _mapping(data, "limits", known)
     duty = _number(fields.get("probe_duty", blank.probe_duty), "limits.probe_duty")
     if duty > 1.0:
         raise ValueError("limits.probe_duty: must be at most 1")
     tokens = fields.get("draft_tokens_per_round", blank.draft_tokens_per_round)
     dwell = fields.get("min_dwell_rounds", blank.min_dwell_rounds)
+    forecast_s = _number(fields.get("forecast_s", blank.forecast_s), "limits.forecast_s")
+    if forecast_s > MAX_FORECAST_S:
+        raise ValueError(f"limits.forecast_s: must be at most {MAX_FORECAST_S:g}")
     return Limits(
         draft_tokens_per_round=_integer(tokens, "limits.draft_tokens_per_round", 1_000_000),
         probe_duty=duty,
         min_gain=_number(fields.get("min_gain", blank.min_gain), "limits.min_gain"),
         min_dwell_rounds=_integer(dwell, "limits.min_dwell_rounds", 1_000_000),
+        forecast_s=forecast_s,
     )
 
 

@@ -3,6 +3,7 @@
 import math
 
 from .acceptance import History
+from .arrivals import running
 from .cells import bucket
 from .choosing import Chooser, follow, rally
 from .document import Policy
@@ -33,6 +34,7 @@ def plan_round(observation: Observation, policy: Policy, state: PlanState) -> tu
     state.active_rounds += state.switch.speculating or state.round_number % _IDLE_ROUNDS == 0
     state.switch.probing = False
     state.behind.clear()
+    state.crowd = running(state.crowd, len(observation.requests), observation.now_s)
     if not observation.requests:
         return Plan(()), state
     work = Work(observation, policy, state)
@@ -115,7 +117,7 @@ def _adapt(work: Work, adaptive: list[Candidate]) -> tuple[float, float]:
     if not work.started and state.switch.speculating and compares_plain(work, gain):
         _fill(work, adaptive, _WARMUP)
         return plain, plain
-    if state.switch.turn(gain, bucket(work.num), work.number, work.limits):
+    if state.switch.turn(gain, bucket(work.num), work.number, work.limits, work.observation.now_s):
         _hand_out(work, weighed)
         return plain, drafting
     if state.switch.probe_due(work.number, work.limits):

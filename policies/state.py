@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from .acceptance import Acceptance, Ease, History
-from .arrivals import Arrivals
+from .arrivals import Arrivals, Crowd
 from .costs import CostTable
 from .document import Policy, TierPolicy
 from .laws import Reach
@@ -234,6 +234,7 @@ class PlanState:
     costs: CostTable = field(default_factory=CostTable)
     acceptance: Acceptance = field(default_factory=Acceptance)
     arrivals: Arrivals = field(default_factory=Arrivals)
+    crowd: Crowd = field(default_factory=Crowd)
     memories: dict[str, Memory] = field(default_factory=dict)
     switch: Switch = field(default_factory=Switch)
     asking: Asking | None = None

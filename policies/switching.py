@@ -13,6 +13,10 @@ _FIRST_REST = 64
 _LONGEST_REST = 2048
 _MAX_PROBE_INTERVAL = 1024
 _PROBE_LOSS = 0.005
+_UNREST_S = 30.0
+_CALM = math.exp(-1.0)
+_UNREST_MARGIN = 0.04
+_UNREST_PROBES = 8.0
 
 
 @dataclass(slots=True)
@@ -21,7 +25,9 @@ class Switch:
 
     `doubt` adds up what it is expected to lose, in plain rounds, less what it gains (a one-sided cumulative sum test).
     `rest` is how many rounds it stays off before it is tried again without a clear gain; it doubles each time.
-    `hinted_probes` counts the probes before the gain became clear.
+    `hinted_probes` counts the probes before the gain became clear. `unrest` is how often it was lately turned on,
+    faded over thirty seconds: each time asks for more gain the next, at more probes in a row, so that noise around a
+    gain of nothing does not turn it to and fro. Off is never held up.
     """
 
     speculating: bool = True
@@ -35,17 +41,22 @@ class Switch:
     probe_interval: int = 0
     shortest_interval: int = 0
     next_probe_round: int = 0
+    unrest: float = 0.0
+    unrest_s: float = 0.0
 
-    def turn(self, gain: float, size: int, round_number: int, limits: Limits) -> bool:
+    def turn(self, gain: float, size: int, round_number: int, limits: Limits, now_s: float) -> bool:
         """Return whether to speculate, given the logarithm of the gain expected at a batch of this size class."""
         age = round_number - self.changed_round
+        self.unrest *= math.exp(-max(now_s - self.unrest_s, 0.0) / _UNREST_S)
+        self.unrest_s = now_s
         if not self.speculating:
             rested = age >= limits.min_dwell_rounds or size != self.size
             clear = rested and self._confirmed(gain, round_number, limits)
             near = gain > _NEAR and self.hinted_probes is None
-            again = near and age >= self.rest and limits.probe_duty > 0.0
+            again = near and age >= self.rest and self.unrest < _CALM and limits.probe_duty > 0.0
             if clear or again:
                 self.speculating, self.doubt, self.changed_round = True, 0.0 if clear else _DOUBT_AGAIN, round_number
+                self.unrest += 1.0
         else:
             self.doubt = max(self.doubt - gain, 0.0)
             if self.doubt > _ENOUGH_DOUBT:
@@ -58,15 +69,16 @@ class Switch:
 
     def _confirmed(self, gain: float, round_number: int, limits: Limits) -> bool:
         """Return whether the gain is beyond doubt, or clear and still there after one more probe."""
-        if gain <= math.log1p(limits.min_gain):
+        margin = _UNREST_MARGIN * self.unrest
+        if gain <= math.log1p(limits.min_gain) + margin:
             self.hinted_probes = None
             return False
-        if gain > _CLEAR or limits.probe_duty <= 0.0:
+        if gain > _CLEAR + 3.0 * margin or limits.probe_duty <= 0.0:
             return True
         if self.hinted_probes is None:
             self.hinted_probes = self.probes
             self.next_probe_round = min(self.next_probe_round, round_number + first_interval(limits))
-        return self.probes > self.hinted_probes
+        return self.probes - self.hinted_probes > _UNREST_PROBES * self.unrest
 
     def probe_due(self, round_number: int, limits: Limits) -> bool:
         """Return whether this round may draft although speculation is off."""

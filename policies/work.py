@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .arrivals import arrival_rate
+from .arrivals import arrival_rate, expected_crowd, expected_rate
 from .document import Policy, TierPolicy
 from .laws import Group, GroupKey, Scale, scheduled_gamma, trim_evenly
 from .state import Asked, Asking, Choice, Memory, Observation, PlanState
@@ -12,6 +12,7 @@ _ENTRY_TOKENS = 64
 _ENTRY_ROUNDS = 64.0
 _ENTRY_STEP_MS = 1.0 / 16.0
 _FADE_EVERY = 8
+_MOST_CROWD = 4.0
 
 Candidate = tuple[int, Memory, Asked, int]
 """A request that may draft: its place in the batch, its memory and kind, and the longest draft it may have."""
@@ -32,6 +33,7 @@ class Work:
         self.num = len(observation.requests) + observation.num_beside
         self.choices: list[Choice | None] = [None] * len(observation.requests)
         self.budget_left = policy.limits.draft_tokens_per_round
+        self.qps, self.crowd = self._load()
         self.groups: dict[GroupKey, Group] = {}
         self.started: dict[str, tuple[int, int]] = {}
         self.forced_tokens = self.forced_value = 0.0
@@ -40,11 +42,20 @@ class Work:
         self._draft_ms: dict[str, tuple[float, float, float]] = {}
         self._scheduled: dict[str, int] = {}
 
+    def _load(self) -> tuple[float, float]:
+        """Return the requests per second, and how many requests there are for each one here: now or soon."""
+        state, now_s, ahead_s = self.state, self.observation.now_s, self.limits.forecast_s
+        qps = arrival_rate(state.arrivals, now_s)
+        if ahead_s <= 0.0 or qps <= 0.0:
+            return qps, 1.0
+        crowd = expected_crowd(state.crowd, state.arrivals, now_s, ahead_s) / self.num
+        return max(qps, expected_rate(state.arrivals, now_s, ahead_s)), min(max(crowd, 1.0), _MOST_CROWD)
+
     def scheduled(self, tier: str, policy: TierPolicy) -> int:
         """Return what the tier's rules say this round."""
         if tier not in self._scheduled:
-            qps = arrival_rate(self.state.arrivals, self.observation.now_s)
-            self._scheduled[tier] = scheduled_gamma(policy, qps, self.num, self.state.acceptance.rate(tier))
+            batch = round(self.num * self.crowd)
+            self._scheduled[tier] = scheduled_gamma(policy, self.qps, batch, self.state.acceptance.rate(tier))
         return self._scheduled[tier]
 
     def draft_ms(self, proposer: str) -> tuple[float, float, float]:
@@ -105,14 +116,18 @@ class Work:
         group.members.append(index)
 
     def scale(self) -> Scale:
-        """Return the round without adaptive drafts."""
+        """Return the round without adaptive drafts.
+
+        Requests that are on their way count as if they got their token each round: drafts that hold up more of them
+        than they bring are not worth it, so lengths fall before the queue grows.
+        """
         sizes: dict[str, int] = {}
         for request in self.requests:
             sizes[request.tier] = sizes.get(request.tier, 0) + 1
         value, slo_ms = self.forced_value + self.observation.num_beside, {}
         for tier, size in sorted(sizes.items()):
             policy = self.asking.policy.tier(tier)
-            value += policy.weight * size
+            value += policy.weight * size * self.crowd
             if policy.tpot_slo_ms is not None:
                 slo_ms[tier] = policy.tpot_slo_ms
         names = {*self.started, *(group.proposer for group in self.groups.values())}

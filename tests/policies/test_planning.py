@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.policies.arrivals import Arrivals, arrival_rate, arrived
 from specserve.policies.document import Limits, Policy, TierPolicy, policy_from_dict, simple_policy
 from specserve.policies.learning import learn_round
 from specserve.policies.planning import plan_round
@@ -222,14 +221,6 @@ def test_caps_hold_and_the_order_of_requests_does_not_matter(
         tokens = len(requests) + sum(c.gamma for c in plan.choices)
         state = learn_round(RoundResult(tuple(results), len(requests), tokens, 10.0), state)
         other = learn_round(RoundResult(tuple(reversed(results)), len(requests), tokens, 10.0), other)
-
-
-def test_the_arrival_rate_follows_a_steady_stream_and_fades() -> None:
-    arrivals = Arrivals()
-    for i in range(1000):
-        arrivals = arrived(arrivals, i * 0.1)
-    assert arrival_rate(arrivals, 100.0) == pytest.approx(10.0, rel=0.05)
-    assert arrival_rate(arrivals, 200.0) < 0.01
 
 
 NAMES = frozenset({"prediction", "prompt_lookup", "draft"})
