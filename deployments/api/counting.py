@@ -28,6 +28,8 @@ class CountingMiddleware:
                 http = getattr(self._backend, "http", None)
                 if http is not None:
                     http.responses[_route(scope), message["status"]] += 1
+                    why = scope.get("state", {}).get("downgrade")
+                    http.downgrades.update([] if why is None else [why])
             await send(message)
 
         await self._app(scope, receive, send_counted)

@@ -118,6 +118,13 @@ def _http_families(cells: Sequence[CellSnapshot]) -> Iterator[Metric]:
         for (route, status), count in sorted(cell.http.responses.copy().items()):
             responses.add_metric((cell.model_id, cell.engine, route, str(status)), count)
     yield responses
+    downgrades = CounterMetricFamily(
+        "specserve_requests_downgraded", "Requests served as a lower tier than asked.", labels=(*CELL, "reason")
+    )
+    for cell in cells:
+        for why, count in sorted(cell.http.downgrades.copy().items()):
+            downgrades.add_metric((cell.model_id, cell.engine, why), count)
+    yield downgrades
     for timed in GEN_AI_TIMES:
         family = HistogramMetricFamily(timed.name, timed.help, labels=GEN_AI)
         for cell in cells:

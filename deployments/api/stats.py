@@ -22,6 +22,7 @@ class HttpStats:
     """Counts since the start. Times are those of whole HTTP requests, however many choices they have."""
 
     responses: Counter[tuple[str, int]] = field(default_factory=Counter)
+    downgrades: Counter[str] = field(default_factory=Counter)
     durations: dict[Served, Histogram] = field(default_factory=dict)
     first_token: dict[Served, Histogram] = field(default_factory=dict)
     per_token: dict[Served, Histogram] = field(default_factory=dict)

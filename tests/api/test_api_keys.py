@@ -161,6 +161,7 @@ async def test_priority_beyond_its_share_is_served_as_default_and_says_so(
     answers = [await post(client, stream=stream) for stream in (False, True, False, True)]
     assert [request.tier for request in backend.submitted] == ["priority", "priority", "default", "default"]
     assert [answer.headers.get("x-service-tier-downgrade") for answer in answers] == [None, None] + ["over_quota"] * 2
+    assert backend.http.downgrades == {"over_quota": 2}
     clock.now_s += 61
     await post(client)
     assert backend.submitted[-1].tier == "priority"

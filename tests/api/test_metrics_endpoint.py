@@ -55,6 +55,12 @@ async def test_a_scraper_may_ask_for_openmetrics(client: httpx.AsyncClient) -> N
 
 
 @pytest.mark.asyncio
+async def test_requests_that_got_a_lower_tier_are_counted_by_reason(client: httpx.AsyncClient, backend: Any) -> None:
+    backend.http.downgrades["over_quota"] += 2
+    assert (await scrape(client)).value("specserve_requests_downgraded_total", reason="over_quota") == 2
+
+
+@pytest.mark.asyncio
 async def test_answers_are_counted_by_route_and_status(client: httpx.AsyncClient) -> None:
     await client.post("/v1/completions", json=TEXT)
     await client.post("/v1/completions", json=TEXT | {"n": 0})
