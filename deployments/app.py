@@ -74,12 +74,15 @@ class EngineDeployment:
         config = engine_config(parsed, read_shape(parsed.model_source))
         self._backend: EngineBackend = cell_backend(parsed, config, self._round_port, ports, self._planner)
         cell_id, reached = self._backend.cell_id, RemoteController(controller)
-        follower = Follower(cell_id, self._planner, self._describe, reached, metrics=self._backend.snapshot)
+        gate = Gate(Credentials(parsed.api_keys), parsed.limits)
+        follower = Follower(
+            cell_id, self._planner, self._describe, reached, metrics=self._backend.snapshot, quotas=gate
+        )
         self._backend.peers = partial(reached.metrics, cell_id)
         await follower.once()
         await self._backend.start()
         self._backend.export_telemetry()
-        current.install(self._backend, Gate(Credentials(parsed.api_keys), parsed.limits))
+        current.install(self._backend, gate)
         self._exchange = asyncio.get_running_loop().create_task(follower.run())
 
     async def pids(self) -> dict[str, int]:

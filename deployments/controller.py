@@ -18,6 +18,7 @@ from .lastgood import keep, kept
 from .policystore import Desired, Note, PolicyStore
 from .rollout import Canary, Override
 from .snapshot import Snapshot
+from .usage import SharedUsage
 
 LOG = logging.getLogger(__name__)
 LIVE_S = 5.0
@@ -52,6 +53,7 @@ class Controller:
         self._cells: dict[str, _Cell] = {}
         self._questions: dict[int, tuple[Question, dict[str, Any], set[str]]] = {}
         self._num_questions = 0
+        self._usage = SharedUsage()
         self._canary_revision: int | None = None
         try:
             self.desired = store.desired()
@@ -81,13 +83,14 @@ class Controller:
     async def exchange(self, cell_id: str, report: Report) -> Reply:
         """Take in a cell's report; return what is new to it, at once or when there is something."""
         self._hear(cell_id, report)
+        used = self._usage.exchange(cell_id, report.used, time.monotonic())
         await self._watch_canary()
         reply = self._news(cell_id, report)
         if reply.snapshot is None and not reply.questions:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), EXCHANGE_EVERY_S)
             reply = self._news(cell_id, report)
-        return reply
+        return replace(reply, used_elsewhere=used)
 
     async def answer(self, cell_id: str, question_id: int, content: object) -> None:
         """Take in a cell's answer to a question that is still open."""

@@ -13,6 +13,7 @@ from .guard import Tally
 from .planning import PolicyPlanner
 from .recorder import ShadowTally
 from .snapshot import Revision, Snapshot
+from .usage import KeyUse
 
 LOG = logging.getLogger(__name__)
 EXCHANGE_EVERY_S = 0.5
@@ -23,7 +24,8 @@ ANSWER_WITHIN_S = 5.0
 class Report:
     """A cell's counters and gauges, the revision it follows, and what its requests got by policy version.
 
-    `metrics` are what other cells show of it to whoever scrapes them; None where there is one cell only.
+    `metrics` are what other cells show of it to whoever scrapes them; None where there is one cell only. `used` is what
+    each API key uses here of its limits.
     """
 
     cell: Mapping[str, Any]
@@ -31,6 +33,7 @@ class Report:
     tallies: Mapping[int, Tally] = field(default_factory=dict)
     shadow: ShadowTally | None = None
     metrics: CellSnapshot | None = None
+    used: Mapping[str, KeyUse] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +48,23 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The controller's part: a snapshot when the cell follows another one, and questions."""
+    """The controller's part: a snapshot if the cell follows another one, questions, and what API keys use elsewhere."""
 
     snapshot: Snapshot | None
     questions: tuple[Question, ...] = ()
+    used_elsewhere: Mapping[str, KeyUse] = field(default_factory=dict)
+
+
+class QuotaPort(Protocol):
+    """What a cell tells and hears about the limits of its API keys."""
+
+    def used(self) -> Mapping[str, KeyUse]:
+        """Return what each key uses here."""
+        ...
+
+    def share(self, others: Mapping[str, KeyUse]) -> None:
+        """Count what the other cells use."""
+        ...
 
 
 class ControllerPort(Protocol):
@@ -74,6 +90,7 @@ class Follower:
         controller: ControllerPort,
         clock: Callable[[], float] = time.monotonic,
         metrics: Callable[[], CellSnapshot | None] = lambda: None,
+        quotas: QuotaPort | None = None,
     ) -> None:
         self.cell_id = cell_id
         self._planner = planner
@@ -81,6 +98,7 @@ class Follower:
         self._controller = controller
         self._clock = clock
         self._metrics = metrics
+        self._quotas = quotas
         self._lost = False
 
     async def run(self) -> None:
@@ -95,6 +113,8 @@ class Follower:
             reply = await asyncio.wait_for(self._controller.exchange(self.cell_id, self._report()), ANSWER_WITHIN_S)
             if reply.snapshot is not None:
                 self._planner.follow(reply.snapshot, self._clock())
+            if self._quotas is not None:
+                self._quotas.share(reply.used_elsewhere)
             for question in reply.questions:
                 content = self._content(question)
                 await self._controller.answer(self.cell_id, question.question_id, content)
@@ -112,7 +132,8 @@ class Follower:
         revision = None if planner.snapshot is None else planner.snapshot.revision
         shadow = planner.shadow_tally if planner.shadow_tally.version is not None else None
         tallies = copy.deepcopy(planner.tallies)
-        return Report(self._describe(), revision, tallies, copy.deepcopy(shadow), self._metrics())
+        used = {} if self._quotas is None else self._quotas.used()
+        return Report(self._describe(), revision, tallies, copy.deepcopy(shadow), self._metrics(), used)
 
     def _content(self, question: Question) -> object:
         if question.about == "decisions":

@@ -1,8 +1,7 @@
 """What each key used of its limits in the last minute: in this cell, and, as last heard, in the others.
 
-Pure: the time is an argument. A limit holds exactly for one cell. Among cells that hear of each other (`usage.py`) each
-may admit in addition what the others admitted since; nobody carries that between cells yet, so N cells let up to N
-times a limit through.
+Pure: the time is an argument. A limit holds exactly for one cell. Cells hear of each other through the controller
+(`usage.py`, about every half second), and each may let in besides what the others let in since.
 """
 
 import math
