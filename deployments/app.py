@@ -31,7 +31,7 @@ from .remote import Address, ProposerLink, RemoteProposerPort, RemoteRoundPort
 from .settings import ServiceSettings, load_policy
 from .startup import prepared_store
 
-api = build_api(cast(Backend, current.CurrentBackend()), cast(Gatekeeper, current.CurrentGate()))
+api = build_api(cast(Backend, current.CurrentBackend()), cast(Gatekeeper, current.CurrentGate()), named_in_front=True)
 
 
 @serve.deployment(

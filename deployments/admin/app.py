@@ -12,9 +12,9 @@ from starlette.exceptions import HTTPException
 from specserve.policies.document import Policy, policy_from_dict, policy_to_dict, simple_policy
 from specserve.service.errors import BadRequestError, SpecserveError
 
-from ..api.app import RequestIdMiddleware
 from ..api.errors import answer_error
 from ..api.reply import VERSION
+from ..api.request_id import RequestIdMiddleware
 from ..controller import Controller
 from ..credentials import Credentials, Principal
 from ..differences import differences

@@ -9,9 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specserve.service.errors import ModelNotFoundError, SpecserveError
 from specserve.service.requests import GenerationRequest
@@ -25,6 +23,7 @@ from .exposition import Exposition
 from .gate import Asked, Gate, Gatekeeper
 from .limits import check_body
 from .reply import VERSION, Reply
+from .request_id import RequestIdMiddleware
 from .schemas import ChatCompletionRequest, CommonRequest, CompletionRequest
 from .tokenizing import add_tokenizing
 from .translate import chat_requests, completion_echoes, completion_requests
@@ -34,13 +33,16 @@ MAX_WARNED_NAMES = 1000
 _log = logging.getLogger(__name__)
 
 
-def build_api(backend: Backend, gate: Gatekeeper | None = None) -> FastAPI:
-    """Return the app that serves `backend` to those whom `gate` lets in: everyone, when there is none."""
+def build_api(backend: Backend, gate: Gatekeeper | None = None, *, named_in_front: bool = False) -> FastAPI:
+    """Return the app that serves `backend` to those whom `gate` lets in: everyone, when there is none.
+
+    `named_in_front`: whoever stands before the app puts `x-request-id` on its answers.
+    """
     gate = gate if gate is not None else Gate()
     app = FastAPI(title="specserve", version=VERSION, docs_url=None, redoc_url=None, strict_content_type=False)
     app.add_middleware(AccessMiddleware, gate=gate)
     app.add_middleware(CountingMiddleware, backend=backend)
-    app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(RequestIdMiddleware, named_in_front=named_in_front)
     for kind in (RequestValidationError, HTTPException, SpecserveError, Exception):
         app.add_exception_handler(kind, answer_error)
     _add_generation(app, backend, gate)
@@ -164,27 +166,3 @@ def _warn_unknown(body: CommonRequest, warned: set[str]) -> None:
         if name not in warned and len(warned) < MAX_WARNED_NAMES:
             warned.add(name)
             _log.warning("ignoring the unknown request field %.80r", name)
-
-
-class RequestIdMiddleware:
-    """Gives every answer an `x-request-id`: the client's own when it sent a printable one, else a new one."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; see the class."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        asked = Headers(scope=scope).get("x-request-id", "")
-        usable = 0 < len(asked) <= 128 and asked.isascii() and asked.isprintable()
-        request_id = asked if usable else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
-            await send(message)
-
-        await self._app(scope, receive, send_with_id)

@@ -144,6 +144,7 @@ def test_a_bad_request_is_refused_and_allocates_nothing(service: Service) -> Non
         error = answer.json()["error"]
         assert set(error) == {"message", "type", "param", "code"}
         assert error["param"] == param or param in error["message"]
+        assert len(answer.headers.get_list("x-request-id")) == 1
     after = service.report()
     assert after["requests"] == before["requests"]
     assert after["free_pages"] == before["free_pages"]
