@@ -10,6 +10,8 @@ import torch
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from .trees import depths, paths
+
 ATTENTION_NAME = "specserve_paged"
 
 
@@ -17,12 +19,28 @@ ATTENTION_NAME = "specserve_paged"
 class Sequence:
     """One request in a packed batch: its query rows `[start, end)` and the slots of its whole context.
 
+    With `parents` the query rows are the nodes of a tree, which see the way to themselves instead of all before them.
     Shapes: `slots` [context] int64, in order of position; the last `end - start` of them are the query rows' own.
     """
 
     start: int
     end: int
     slots: torch.Tensor
+    parents: tuple[int, ...] | None = None
+
+    def allowed(self, window: int | None) -> torch.Tensor:
+        """Return [rows, context], True where a row may look."""
+        rows, context = self.end - self.start, len(self.slots)
+        before = context - rows
+        own = torch.arange(rows) if self.parents is None else torch.tensor(depths(self.parents))
+        query_positions = (before + own).unsqueeze(1)
+        key_positions = torch.cat((torch.arange(before), before + own)).unsqueeze(0)
+        seen = key_positions <= query_positions
+        if self.parents is not None:
+            seen[:, before:] = False
+            for node, path in enumerate(paths(self.parents)):
+                seen[node, [before + other for other in path]] = True
+        return seen if window is None else seen & (key_positions > query_positions - window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +131,7 @@ def _mask(layout: PackedLayout, sequence: Sequence, window: int | None, group: i
         if rows == 1 and (window is None or context <= window):
             layout.masks[key] = None
         else:
-            query_positions = torch.arange(context - rows, context).unsqueeze(1)
-            key_positions = torch.arange(context).unsqueeze(0)
-            allowed = key_positions <= query_positions
-            if window is not None:
-                allowed &= key_positions > query_positions - window
-            layout.masks[key] = allowed.repeat(group, 1).to(sequence.slots.device)
+            layout.masks[key] = sequence.allowed(window).repeat(group, 1).to(sequence.slots.device)
     return layout.masks[key]
 
 
@@ -162,4 +175,8 @@ def padded(sequences: tuple[Sequence, ...], window: int | None) -> Padding:
     allowed = columns <= positions
     if window is not None:
         allowed &= columns > positions - window
+    for place, sequence in enumerate(sequences):
+        if sequence.parents is not None:
+            own = sequence.allowed(window)
+            allowed[place, : own.shape[0], : own.shape[1]] = own
     return Padding(rows.to(device), slots, allowed.unsqueeze(1).to(device), real.to(device))

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ from .errors import ProposerUnavailableError
 from .messages import PREDICTION, Draft, DraftBatch, ProposeBatch, ProposeRow
 from .ports import CommittedOutput, Decision, Learner, ProposerPort
 from .running import Running
+from .trees import children, is_chain, is_tree
 
 
 class DraftingLimits(Protocol):
@@ -124,7 +126,7 @@ class Drafting:
             if not well_formed(draft, row, self._limits.vocab_size):
                 self._counters.dropped[name] += 1
             elif draft.token_ids:
-                drafts[row.request_id] = draft
+                drafts[row.request_id] = straightened(draft)
         return drafts
 
 
@@ -144,14 +146,23 @@ def _row(running: Running, port: ProposerPort, gamma: int) -> ProposeRow:
         request.sampling,
         request.prediction if wanted else None,
         running.pages() if port.needs_pages else (),
+        running.moved_from if port.needs_pages else (),
         request.cache_salt,
     )
 
 
+def straightened(draft: Draft) -> Draft:
+    """Return `draft`, without parents where they say a chain."""
+    return replace(draft, parents=None) if draft.parents is not None and is_chain(draft.parents) else draft
+
+
 def well_formed(draft: Draft, row: ProposeRow, vocab_size: int) -> bool:
-    """Return whether a draft may be scored: right length, real tokens, and probabilities that are a distribution."""
+    """Return whether a draft may be scored: right size, real tokens, a tree if it is none that is a chain, and
+    probabilities that are a distribution, for siblings one and the same."""
     gamma = len(draft.token_ids)
     if gamma > row.gamma or not all(0 <= token_id < vocab_size for token_id in draft.token_ids):
+        return False
+    if draft.parents is not None and not is_tree(draft.parents, draft.token_ids):
         return False
     ids, probs = draft.support_ids, draft.support_probs
     if ids is None or probs is None:
@@ -162,5 +173,9 @@ def well_formed(draft: Draft, row: ProposeRow, vocab_size: int) -> bool:
         return False
     if not (np.isfinite(probs).all() and (probs >= 0).all() and np.allclose(probs.sum(1), 1.0, atol=1e-4)):
         return False
+    for group in children(draft.parents) if draft.parents is not None else ():
+        first, rest = [node - 1 for node in group[:1]], [node - 1 for node in group[1:]]
+        if not ((ids[rest] == ids[first]).all() and (probs[rest] == probs[first]).all()):
+            return False
     chosen = (ids == np.array(draft.token_ids).reshape(gamma, 1)) & (probs > 0)
     return bool((ids >= 0).all() and (ids < vocab_size).all() and chosen.any(1).all())

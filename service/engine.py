@@ -204,7 +204,7 @@ class Engine:
         if self._lost_in_a_row > MAX_LOST_IN_A_ROW:
             raise error
         for turn in turns:
-            self._scheduler.settle(turn.running, turn.running.kv_len)
+            self._scheduler.settle(turn.running, turn.running.kv_len, turn.running.moved_from)
         if await self._round_port.recover():
             self._scheduler.forget_kv()
 
@@ -247,7 +247,8 @@ class Engine:
             verdict = verdicts[request_id]
             assert verdict.committed_len == running.committed_len
             decision = decisions.get(request_id, Decision(None, 0, "prefill"))
-            num_drafted = len(drafts[request_id].token_ids) if request_id in drafts else 0
+            draft = drafts.get(request_id)
+            num_drafted = len(draft.token_ids) if draft is not None else 0
             if decision.proposer is not None and decision.gamma > 0:
                 outcomes.append(
                     Outcome(
@@ -255,7 +256,7 @@ class Engine:
                         running.request.tier,
                         decision.proposer,
                         decision.gamma,
-                        num_drafted,
+                        draft.depth if draft is not None else 0,
                         verdict.num_accepted,
                     )
                 )
@@ -263,10 +264,10 @@ class Engine:
                 running.observe(decision.reason, decision.proposer, num_drafted, verdict.num_accepted)
                 version = self._planner.version_of(request_id)
                 self.counters.decide(running.request.tier, decision, version, num_drafted, verdict.num_accepted)
-            self._commit(running, verdict, num_drafted)
+            self._commit(running, verdict, draft)
         return outcomes
 
-    def _commit(self, running: Running, verdict: Verdict, num_drafted: int) -> None:
+    def _commit(self, running: Running, verdict: Verdict, draft: Draft | None) -> None:
         committed = commit(
             running.output,
             running.request,
@@ -282,13 +283,15 @@ class Engine:
         if running.first_token_s is None:
             running.first_token_s = now_s
         running.token_ids.extend(committed.token_ids)
-        self._scheduler.settle(running, running.committed_len - 1)
+        left_at = draft.left_at(committed.token_ids) if draft is not None else ()
+        self._scheduler.settle(running, running.committed_len - 1, left_at)
         finish: Literal["stop", "length"] | None = running.output.finish_reason
         summary = None
         if finish is not None:
             summary = running.summary(now_s, self._planner.version_of(running.request.request_id))
             self.counters.end(summary, finish, self._planner.tpot_slo_ms(summary.tier))
         shown = (committed.text, committed.token_ids, committed.logprobs)
+        num_drafted = len(draft.token_ids) if draft is not None else 0
         running.stream.put(StepOutput(*shown, finish, summary, num_drafted, verdict.num_accepted))
         if finish is not None:
             self._end(running)

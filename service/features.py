@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from .messages import ScoreRow
+from .slots import moved_slots
 
 
 class FeaturePages:
@@ -27,12 +28,22 @@ class FeaturePages:
         slots = [self.slots(row.block_table, row.start_position, len(row.token_ids)) for row in rows]
         self._states[torch.cat(slots)] = torch.cat(tuple(states), -1)
 
+    def move(self, rows: Sequence[ScoreRow]) -> None:
+        """Move the states that earlier trees left elsewhere (`ScoreRow.moved_from`) to their positions' slots."""
+        moved = moved_slots(rows, self._page_tokens)
+        sources, targets = (torch.from_numpy(slots).to(self._states.device) for slots in moved)
+        self._states[targets] = self._states[sources]
+
     def read(self, slots: torch.Tensor) -> torch.Tensor:
         """Return the states at `slots`, [len(slots), layers * hidden]."""
         return self._states[slots]
 
     def slots(self, block_table: Sequence[int], start: int, count: int) -> torch.Tensor:
         """Return the slots of the positions `start` to `start + count` of a request, int64."""
-        positions = np.arange(start, start + count)
+        return self.slots_of(block_table, range(start, start + count))
+
+    def slots_of(self, block_table: Sequence[int], places: Sequence[int]) -> torch.Tensor:
+        """Return the slots of these positions of a request, int64."""
+        positions = np.asarray(places, np.int64)
         pages = np.asarray(block_table, np.int64)[positions // self._page_tokens]
         return torch.from_numpy(pages * self._page_tokens + positions % self._page_tokens).to(self._states.device)

@@ -10,14 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from .kernels.native import BLOCK_SLOTS, DTYPES, library, pointer
 from .messages import ScoreRow
 from .packed_linear import PackedLinear
+from .slots import moved_slots
+from .trees import depths, paths
 
 LOG = logging.getLogger(__name__)
+Numbers = npt.NDArray[np.int64]
 
 ROUND_THEN_SCALE, ONE_PLUS, SCALE_THEN_ROUND = 0, 1, 2
 NORM_MODES = {
@@ -120,6 +124,15 @@ class FusedTrunk:
         seen[len(self._layers)] = hidden
         return hidden, tuple(seen[layer] for layer in layers)
 
+    def move(self, rows: Sequence[ScoreRow]) -> None:
+        """Move the KV rows that earlier trees left elsewhere (`ScoreRow.moved_from`) to their positions' slots."""
+        sources, targets = moved_slots(rows, self._page_tokens)
+        for keys, values in zip(self._keys, self._values, strict=True):
+            self._native.specserve_move_slots(
+                self._dtype, keys.data_ptr(), values.data_ptr(), sources.ctypes.data, targets.ctypes.data, len(sources),
+                self._sizes.kv_heads, self._sizes.head_dim,
+            )  # fmt: skip
+
     def _add_norm(
         self, x: torch.Tensor, branch: torch.Tensor | None, post: torch.Tensor | None, pre: torch.Tensor | None
     ) -> torch.Tensor:
@@ -145,8 +158,9 @@ class FusedTrunk:
         out = torch.empty_like(q)
         self._native.specserve_attend(
             self._dtype, q.data_ptr(), keys, values, out.data_ptr(), batch.blocks_at, batch.block_starts_at,
-            batch.row_starts_at, batch.first_positions_at, batch.num_sequences, sizes.heads, sizes.kv_heads,
-            sizes.head_dim, layer.window, layer.scaling, layer.softcap,
+            batch.row_starts_at, batch.first_positions_at, batch.path_starts_at, batch.path_slots_at,
+            batch.num_sequences, sizes.heads, sizes.kv_heads, sizes.head_dim, layer.window, layer.scaling,
+            layer.softcap,
         )  # fmt: skip
         return out
 
@@ -179,15 +193,40 @@ class _Packed:
         np.cumsum([len(table) * per_page for table in tables], out=block_starts[1:])
         place = positions // BLOCK_SLOTS + np.repeat(block_starts[:-1], counts)
         slots = blocks[place] * BLOCK_SLOTS + positions % BLOCK_SLOTS
-        self._alive = (positions, slots, blocks, block_starts, row_starts, first)
+        path_starts, path_slots = _paths(rows, row_starts, positions, slots)
+        self._alive = (positions, slots, blocks, block_starts, row_starts, first, path_starts, path_slots)
         (
             self.positions_at,
             self.slots_at,
             self.blocks_at,
             self.block_starts_at,
             self.row_starts_at,
-            (self.first_positions_at),
-        ) = (array.ctypes.data for array in self._alive)
+            self.first_positions_at,
+            self.path_starts_at,
+            self.path_slots_at,
+        ) = (None if array is None else array.ctypes.data for array in self._alive)
+
+
+def _paths(
+    rows: Sequence[ScoreRow], row_starts: Numbers, positions: Numbers, slots: Numbers
+) -> tuple[Numbers | None, Numbers | None]:
+    """Return where each packed row's path begins, and the slots of all paths; None and None where nothing is a tree.
+
+    Sets `positions` of a tree's rows to their depths after its first. A row that is in no tree has an empty path.
+    """
+    if all(row.parents is None for row in rows):
+        return None, None
+    lengths = np.zeros(len(positions) + 1, np.int64)
+    found: list[Numbers] = []
+    for row, start in zip(rows, row_starts[:-1].tolist(), strict=True):
+        if row.parents is None:
+            continue
+        offsets = np.array(depths(row.parents), np.int64)
+        end = start + len(offsets)
+        positions[start:end] = row.start_position + offsets
+        lengths[start + 1 : end + 1] = offsets + 1
+        found.extend(slots[start + np.array(path)] for path in paths(row.parents))
+    return np.cumsum(lengths), np.concatenate(found)
 
 
 def fused_trunk(

@@ -10,6 +10,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from .trees import depths, followed
+
 Acceptance = Literal["coupled", "rejection", "block"]
 FinishReason = Literal["stop", "length"]
 
@@ -48,7 +50,11 @@ class ScoreRow:
     """One request's part of a forward: feed `token_ids` at positions `start_position`, ... .
 
     The last `num_sampled` positions (0 for a prefill chunk that is not the last) go on to the verifier.
-    Size: 4 * (tokens + pages) + id.
+    With `parents` the tokens are a draft tree (`trees.py`; the first is node 0): their KV rows go to consecutive slots
+    all the same, but a token's position is `start_position` plus its depth, and it sees only the nodes on its way.
+    `moved_from`: the KV rows of the last positions before `start_position` are still in the slots of these, where an
+    earlier tree put them; they are moved before anything is computed.
+    Size: 4 * (tokens + parents + moved + pages) + id.
     """
 
     request_id: str
@@ -56,6 +62,8 @@ class ScoreRow:
     token_ids: tuple[int, ...]
     num_sampled: int
     block_table: tuple[int, ...]
+    parents: tuple[int, ...] | None = None
+    moved_from: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +88,11 @@ class Features:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
-    """A chain of guessed tokens after `committed_len` tokens of a request.
+    """Guessed tokens after `committed_len` tokens of a request: a chain, or the tree with these `parents` (`trees.py`).
 
-    `support_ids`/`support_probs` [gamma, support] are the truncated distributions the tokens were *sampled* from;
-    None when the draft is deterministic or coupled. Size: 4 * gamma * (1 + 2 * support).
+    `support_ids`/`support_probs` [gamma, support] are the truncated distributions the tokens were *sampled* from (for
+    siblings the one they were drawn from without replacement, in their order); None when the draft is deterministic or
+    coupled. Size: 4 * gamma * (1 + 2 * support), and 4 * gamma for a tree.
     """
 
     request_id: str
@@ -91,6 +100,22 @@ class Draft:
     token_ids: tuple[int, ...]
     support_ids: npt.NDArray[np.int32] | None = None
     support_probs: npt.NDArray[np.float32] | None = None
+    parents: tuple[int, ...] | None = None
+
+    @property
+    def depth(self) -> int:
+        """The most tokens that can be accepted."""
+        return len(self.token_ids) if self.parents is None else max(depths(self.parents))
+
+    def left_at(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Return where scoring the draft left the KV rows of the `token_ids` committed, but for those in place.
+
+        The row of the last token is to come, whether it was drafted or not.
+        """
+        if self.parents is None:
+            return ()
+        path = followed(self.parents, self.token_ids, token_ids[:-1])
+        return tuple(self.committed_len - 1 + node for depth, node in enumerate(path, start=1) if node != depth)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +133,8 @@ class History:
 class VerifyRow:
     """One request's sampled positions: `len(draft.token_ids) + 1` of them when there is a draft, else one.
 
-    The token after all `committed_len` committed ones is the first to be decided; its position is `committed_len`.
+    The token after all `committed_len` committed ones is the first to be decided; its position is `committed_len`. With
+    `parents` the draft is a tree, and each node's position and prefix are those of the way to it.
     `history` comes with penalties alone. At the first `num_barred` positions no token of `barred_token_ids` may appear.
     """
 
@@ -122,6 +148,13 @@ class VerifyRow:
     history: History | None = None
     barred_token_ids: tuple[int, ...] = ()
     num_barred: int = 0
+    parents: tuple[int, ...] | None = None
+
+    @property
+    def positions(self) -> list[int]:
+        """The position of the token decided at each node."""
+        offsets = range(len(self.draft_token_ids) + 1) if self.parents is None else depths(self.parents)
+        return [self.committed_len + offset for offset in offsets]
 
     @property
     def adjusted(self) -> bool:
@@ -179,7 +212,8 @@ class ProposeRow:
 
     A proposer that holds fewer than `known_len` tokens of the request answers with an empty draft and forgets it.
     `prediction` comes only to the proposer of that name, and only with `known_len` 0: it keeps it, or has it again.
-    `block_table` are the target's pages of the request, for proposers that live beside it (`ProposerPort.needs_pages`).
+    `block_table` are the target's pages of the request, for proposers that live beside it (`ProposerPort.needs_pages`),
+    and the rows of the last committed tokens but one are at the positions `moved_from` there (`ScoreRow`).
     What is learned from one request may show in the drafts of others of the same `scope` alone.
     """
 
@@ -191,6 +225,7 @@ class ProposeRow:
     sampling: Sampling
     prediction: Prediction | None = None
     block_table: tuple[int, ...] = ()
+    moved_from: tuple[int, ...] = ()
     scope: str = ""
 
 

@@ -7,6 +7,8 @@ import torch
 from .attention import PackedLayout, Sequence
 from .messages import ScoreRow
 from .models import LoadedModel
+from .slots import moved_slots
+from .trees import depths
 
 
 class ModuleTrunk:
@@ -32,10 +34,11 @@ class ModuleTrunk:
         for row in rows:
             start, count = len(token_ids), len(row.token_ids)
             token_ids.extend(row.token_ids)
-            positions.extend(range(row.start_position, row.start_position + count))
+            offsets = range(count) if row.parents is None else depths(row.parents)
+            positions.extend(row.start_position + offset for offset in offsets)
             slots = self._slots(row.block_table, row.start_position + count)
             write_slots.append(slots[row.start_position :])
-            sequences.append(Sequence(start, start + count, slots))
+            sequences.append(Sequence(start, start + count, slots, row.parents))
         on_gpu = self._device.type != "cpu"
         layout = PackedLayout(self._keys, self._values, torch.cat(write_slots), tuple(sequences), padded=on_gpu)
         output = self._trunk(
@@ -47,6 +50,12 @@ class ModuleTrunk:
         )
         features = tuple(output.hidden_states[layer][0] for layer in layers)
         return output.last_hidden_state[0], features
+
+    def move(self, rows: Rows[ScoreRow]) -> None:
+        """Do what `FusedTrunk.move` does."""
+        sources, targets = (torch.from_numpy(slots).to(self._device) for slots in moved_slots(rows, self._page_tokens))
+        for layer in (*self._keys, *self._values):
+            layer[targets] = layer[sources]
 
     def _slots(self, block_table: Rows[int], num_tokens: int) -> torch.Tensor:
         pages = torch.tensor(block_table, dtype=torch.int64).unsqueeze(1) * self._page_tokens

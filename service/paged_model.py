@@ -37,6 +37,15 @@ class PagedModel:
         return isinstance(self._trunk, FusedTrunk)
 
     @torch.inference_mode()
+    def move(self, rows: Sequence[ScoreRow], keep: FeaturePages | None = None) -> None:
+        """Move the KV rows that `rows` say lie elsewhere (`ScoreRow.moved_from`) to their positions, and `keep`'s."""
+        if rows:
+            assert self._trunk is not None
+            self._trunk.move(rows)
+            if keep is not None:
+                keep.move(rows)
+
+    @torch.inference_mode()
     def forward(self, rows: Sequence[ScoreRow], keep: FeaturePages | None = None) -> torch.Tensor:
         """Return the final hidden states of each row's last `num_sampled` positions, packed: [sampled, hidden].
 

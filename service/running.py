@@ -56,7 +56,8 @@ class RequestStream:
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """State of one admitted or waiting request. `kv_len` committed tokens have their KV rows in `table`.
+    """State of one admitted or waiting request. `kv_len` committed tokens have their KV rows in `table`; those of the
+    last `len(moved_from)` are at these positions' slots, where a tree left them, until the next round moves them.
 
     `block_table` is `table` as messages carry it, None when that must be made anew. The first `num_filled` pages are
     known by their keys and never written again. `restarted`: the KV was given up at least once, so that what is found
@@ -70,6 +71,7 @@ class Running:
     rank: Rank = (0, 0, 0)
     keys: PrefixKeys | None = None
     kv_len: int = 0
+    moved_from: tuple[int, ...] = ()
     table: list[int] = field(default_factory=list)
     block_table: tuple[int, ...] | None = None
     num_filled: int = 0
@@ -103,6 +105,16 @@ class Running:
     def committed_len(self) -> int:
         """Prompt and output tokens so far."""
         return len(self.token_ids)
+
+    @property
+    def placed_len(self) -> int:
+        """Committed tokens whose KV rows are at their own positions."""
+        return self.kv_len - len(self.moved_from)
+
+    @property
+    def reach(self) -> int:
+        """Positions whose slots are needed: those of the committed tokens, and those still to be moved from."""
+        return max(self.committed_len, self.moved_from[-1] + 1) if self.moved_from else self.committed_len
 
     @property
     def decoding(self) -> bool:
@@ -145,6 +157,7 @@ class Running:
             None if self.counts is None else self.counts.history(self.output.token_ids),
             ending_token_ids(self.request, eos_token_ids) if num_barred else (),
             num_barred,
+            parents=draft.parents if draft is not None else None,
         )
 
     def observe(self, reason: str, proposer: str | None, num_drafted: int, num_accepted: int) -> None:

@@ -20,27 +20,33 @@ def widened(logits: torch.Tensor) -> torch.Tensor:
 def adjust(scores: torch.Tensor, row: VerifyRow) -> None:
     """Apply the bias, penalties and bars of `row` to its raw logits [gamma + 1, vocab], in place.
 
-    Position j is processed on the committed tokens and the first j of the draft. Cost: a pass over the tokens named,
-    not over the vocabulary; another pass where tokens are barred.
+    Position j is processed on the committed tokens and the first j of the draft, of a tree on the way to node j.
+    Cost: a pass over the tokens named, not over the vocabulary; another pass where tokens are barred.
     """
     if row.sampling.logit_bias:
         token_ids, values = zip(*row.sampling.logit_bias, strict=True)
         scores[:, torch.tensor(token_ids, device=scores.device)] += _column(values, scores)[:, 0]
     if row.history is not None:
-        _penalise(scores, row.draft_token_ids, row.sampling, row.history)
+        _penalise(scores, row, row.history)
     if row.num_barred > 0 and row.barred_token_ids:
-        _bar(scores[: row.num_barred], torch.tensor(row.barred_token_ids, device=scores.device))
+        end = row.committed_len + row.num_barred
+        barred = [node for node, position in enumerate(row.positions) if position < end]
+        scores[barred] = _bar(scores[barred], torch.tensor(row.barred_token_ids, device=scores.device))
 
 
-def _penalise(scores: torch.Tensor, draft_token_ids: Sequence[int], sampling: Sampling, history: History) -> None:
+def _penalise(scores: torch.Tensor, row: VerifyRow, history: History) -> None:
     """Lower the tokens of `history` and of the draft before each position. Source of the formulae: CTRL
     (arXiv 1909.05858, section 4.1) for repetition, OpenAI's API reference for frequency and presence.
     """
-    draft = np.array(draft_token_ids, dtype=np.int64)
+    sampling, draft = row.sampling, np.array(row.draft_token_ids, dtype=np.int64)
     drafted = np.setdiff1d(draft, history.token_ids)
     token_ids = np.concatenate([history.token_ids.astype(np.int64), drafted])
     counts = np.zeros((len(draft) + 1, len(token_ids)), dtype=np.int64)
-    np.cumsum(draft[:, None] == token_ids, axis=0, out=counts[1:])
+    if row.parents is None:
+        np.cumsum(draft[:, None] == token_ids, axis=0, out=counts[1:])
+    else:
+        for node, parent in enumerate(row.parents, start=1):
+            counts[node] = counts[parent] + (draft[node - 1] == token_ids)
     counts[:, : len(history.counts)] += history.counts
     seen = counts > 0
     seen[:, : len(history.counts)] = True
@@ -55,13 +61,14 @@ def _penalise(scores: torch.Tensor, draft_token_ids: Sequence[int], sampling: Sa
     scores[:, columns] = some
 
 
-def _bar(scores: torch.Tensor, token_ids: torch.Tensor) -> None:
+def _bar(scores: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """Remove `token_ids`, except at positions where nothing else is left."""
     before = scores[:, token_ids]
     scores[:, token_ids] = -torch.inf
     stuck = torch.isneginf(scores.amax(-1)).nonzero()
     if len(stuck):
         scores[stuck, token_ids] = before[stuck[:, 0]]
+    return scores
 
 
 def target_log_probs(logits: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:

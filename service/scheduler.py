@@ -177,22 +177,35 @@ class Scheduler:
         running = turn.running
         draft_token_ids = draft.token_ids if draft is not None else ()
         token_ids = (*running.token_ids[running.kv_len : turn.end], *draft_token_ids)
-        first = running.kv_len // self._limits.page_tokens
+        first = running.placed_len // self._limits.page_tokens
         last = self._pages.pages_for(running.kv_len + len(token_ids))
         assert last <= len(running.table)
         assert all(map(self._pages.writable, running.table[first:last]))
         num_sampled = len(draft_token_ids) + 1 if turn.sampled else 0
-        return ScoreRow(running.request.request_id, running.kv_len, token_ids, num_sampled, running.pages())
+        parents = draft.parents if draft is not None else None
+        return ScoreRow(
+            running.request.request_id,
+            running.kv_len,
+            token_ids,
+            num_sampled,
+            running.pages(),
+            parents,
+            running.moved_from,
+        )
 
-    def settle(self, running: Running, kv_len: int) -> None:
-        """Cut the KV to `kv_len` committed tokens, make the pages these fill known, free those that drafts reached."""
+    def settle(self, running: Running, kv_len: int, moved_from: tuple[int, ...] = ()) -> None:
+        """Cut the KV to `kv_len` committed tokens, make the pages these fill known, free those that drafts reached.
+
+        The rows of the last of them are at the positions `moved_from` until the next round moves them.
+        """
         assert running.kv_len <= kv_len < running.committed_len
         running.kv_len = kv_len
-        for key in self._keys(running, running.num_filled, kv_len):
+        running.moved_from = moved_from
+        for key in self._keys(running, running.num_filled, running.placed_len):
             self._pages.fill(running.table[running.num_filled], key)
             running.num_filled += 1
         if len(running.table) > self._num_needed(running):
-            self._pages.cut(running.table, running.committed_len)
+            self._pages.cut(running.table, running.reach)
             running.block_table = None
 
     def forget_kv(self) -> None:
@@ -202,7 +215,7 @@ class Scheduler:
         self._pages.forget_all()
 
     def _num_needed(self, running: Running) -> int:
-        return self._pages.pages_for(running.committed_len)
+        return self._pages.pages_for(running.reach)
 
     def _num_missing(self, running: Running) -> int:
         return max(self._num_needed(running) - len(running.table), 0)
@@ -279,6 +292,7 @@ class Scheduler:
         self._pages.release(running.table)
         running.block_table = None
         running.kv_len = running.num_filled = 0
+        running.moved_from = ()
         running.restarted = True
         running.known = {name: (generation, 0) for name, (generation, _) in running.known.items()}
 

@@ -10,7 +10,10 @@ from .paged_model import PagedModel
 
 
 class Target:
-    """Owns the trunk and its KV pages. Keeps no request state: block tables and positions come with every batch.
+    """Owns the trunk and its KV pages. Block tables and positions come with every batch.
+
+    Keeps one thing: what the last batch moved, so that a batch scored again, after its round was lost, moves nothing
+    twice. That memory is lost with the KV it speaks of, never alone.
 
     `features` takes in hidden states for proposers that draft from them.
     """
@@ -20,11 +23,15 @@ class Target:
     ) -> None:
         self._paged = PagedModel(model, num_pages, page_tokens)
         self._features = features
+        self._moved: set[tuple[str, int]] = set()
         self.num_rounds = 0
 
     def score(self, batch: ScoreBatch) -> Features:
         """Return the hidden states of the batch's sampled positions."""
         self.num_rounds += 1
+        asked = {(row.request_id, row.start_position): row for row in batch.rows if row.moved_from}
+        self._paged.move([row for key, row in asked.items() if key not in self._moved], self._features)
+        self._moved = set(asked)
         return pack_features(batch.round, self._paged.forward(batch.rows, self._features))
 
 

@@ -35,6 +35,35 @@ def children(parents: Sequence[int]) -> list[list[int]]:
     return found
 
 
+def followed(parents: Sequence[int], token_ids: Sequence[int], chosen: Sequence[int]) -> tuple[int, ...]:
+    """Return the nodes that `chosen` tokens lead through from the root, as far as there are any."""
+    child_of = {(parent, token_ids[place]): place + 1 for place, parent in enumerate(parents)}
+    path: list[int] = []
+    for token in chosen:
+        node = child_of.get((path[-1] if path else 0, token))
+        if node is None:
+            break
+        path.append(node)
+    return tuple(path)
+
+
+def main_branch_first(parents: Sequence[int], token_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return (parents, tokens) of the same tree, the first child's branch whole before the next child's.
+
+    Where first children are the likely ones, most accepted paths then lie in consecutive slots already.
+    """
+    below = children(parents)
+    new_parents: list[int] = []
+    new_tokens: list[int] = []
+    left = [(0, child) for child in reversed(below[0])]
+    while left:
+        parent, node = left.pop()
+        new_parents.append(parent)
+        new_tokens.append(token_ids[node - 1])
+        left.extend((len(new_tokens), child) for child in reversed(below[node]))
+    return tuple(new_parents), tuple(new_tokens)
+
+
 def is_tree(parents: Sequence[int], token_ids: Sequence[int]) -> bool:
     """Return whether parents come before their children and no two siblings are the same token."""
     if len(parents) != len(token_ids) or not all(0 <= parent <= node for node, parent in enumerate(parents)):

@@ -1,10 +1,11 @@
 """The verifier's part of a round: head, processors, acceptance, logprobs. Keeps no truth: a round can be replayed."""
 
 import time
+from collections.abc import Sequence
 
 import torch
 
-from .acceptance import block_test, expand_support, ratio_test, walk_chain
+from .acceptance import block_test, expand_support, ratio_test, recursive_rejection, walk_chain, walk_tree
 from .coupled import gumbel_max
 from .kernels.native import argmax
 from .messages import Features, Sampling, TokenLogprob, Verdict, VerdictBatch, VerifyBatch, VerifyRow
@@ -13,6 +14,7 @@ from .noise import Role, uniform
 from .packed_linear import Head
 from .sampling import adjust, target_log_probs, target_scores, widened
 from .target import unpack_features
+from .trees import children
 
 
 class Verifier:
@@ -35,6 +37,7 @@ class Verifier:
 def decide(logits: torch.Tensor, rows: tuple[VerifyRow, ...]) -> tuple[Verdict, ...]:
     """Return the verdicts of packed `logits` [sum(gamma + 1), vocab]; each position is processed on its own prefix.
 
+    A chain's position i follows i of its tokens, a tree's the way to its node i.
     Greedy positions are decided in the logits' own dtype; only what is adjusted, sampled or logged becomes float32.
     Log-probabilities are those of the raw logits, before every processor.
     """
@@ -47,13 +50,20 @@ def decide(logits: torch.Tensor, rows: tuple[VerifyRow, ...]) -> tuple[Verdict, 
     verdicts = []
     for row, (start, end) in zip(rows, spans, strict=True):
         if tokens[start] is None:
-            num_accepted, emitted = _ratio(logits[start:end], row)
+            path, emitted = _ratio(logits[start:end], row)
         else:
-            own = [token for token in tokens[start:end] if token is not None]
-            num_accepted, emitted = walk_chain(row.draft_token_ids, own)
-        logprobs = _logprobs(logits[start:end], emitted, row.num_logprobs)
-        verdicts.append(Verdict(row.request_id, row.committed_len, num_accepted, tuple(emitted), logprobs))
+            path, emitted = _walk(row, [token for token in tokens[start:end] if token is not None])
+        logprobs = _logprobs(logits[start:end], (0, *path), emitted, row.num_logprobs)
+        verdicts.append(Verdict(row.request_id, row.committed_len, len(path), emitted, logprobs))
     return tuple(verdicts)
+
+
+def _walk(row: VerifyRow, own: list[int]) -> tuple[Sequence[int], tuple[int, ...]]:
+    """Return (accepted nodes, emitted), given the target's `own` token at every position."""
+    if row.parents is not None:
+        return walk_tree(row.parents, row.draft_token_ids, own)
+    num_accepted, emitted = walk_chain(row.draft_token_ids, own)
+    return range(1, num_accepted + 1), emitted
 
 
 def _target_tokens(logits: torch.Tensor, rows: tuple[VerifyRow, ...], spans: list[tuple[int, int]]) -> list[int | None]:
@@ -87,7 +97,7 @@ def _coupled_tokens(logits: torch.Tensor, places: list[int], drawn: list[tuple[V
         if row.adjusted:
             adjust(chosen[len(samplings) : len(samplings) + end - start], row)
         samplings.extend([row.sampling] * (end - start))
-        positions.extend(range(row.committed_len, row.committed_len + end - start))
+        positions.extend(row.positions)
     return gumbel_max(target_scores(chosen, samplings), [sampling.seed for sampling in samplings], positions)
 
 
@@ -99,28 +109,37 @@ def _adjusted(logits: torch.Tensor, row: VerifyRow) -> torch.Tensor:
     return scores
 
 
-def _ratio(logits: torch.Tensor, row: VerifyRow) -> tuple[int, tuple[int, ...]]:
+def _ratio(logits: torch.Tensor, row: VerifyRow) -> tuple[Sequence[int], tuple[int, ...]]:
+    """Return (accepted nodes, emitted) of a draft that was sampled."""
     assert row.support_ids is not None
     assert row.support_probs is not None
     gamma, sampling = len(row.draft_token_ids), row.sampling
     target_probs = target_log_probs(_adjusted(logits.cpu().double(), row), [sampling] * (gamma + 1)).exp()
     draft_probs = expand_support(row.support_ids, row.support_probs, logits.shape[-1]).double()
     draft_probs /= draft_probs.sum(-1, keepdim=True)
-    positions = range(row.committed_len, row.committed_len + gamma + 1)
+    residuals = [uniform(sampling.seed, position, Role.RESIDUAL) for position in row.positions]
+    if row.parents is not None:
+        # Siblings share a position, so each of them needs numbers of its own; cousins never meet in one walk.
+        ranks = {node: rank for group in children(row.parents) for rank, node in enumerate(group)}
+        accept = [
+            uniform(sampling.seed, position - 1, Role.ACCEPT + (ranks[node] << 8))
+            for node, position in enumerate(row.positions)
+            if node > 0
+        ]
+        return recursive_rejection(row.parents, row.draft_token_ids, target_probs, draft_probs, accept, residuals)
+    accept = [uniform(sampling.seed, position, Role.ACCEPT) for position in row.positions[:-1]]
     test = block_test if sampling.acceptance == "block" else ratio_test
-    return test(
-        row.draft_token_ids,
-        target_probs,
-        draft_probs,
-        [uniform(sampling.seed, position, Role.ACCEPT) for position in positions[:-1]],
-        [uniform(sampling.seed, position, Role.RESIDUAL) for position in positions],
-    )
+    num_accepted, emitted = test(row.draft_token_ids, target_probs, draft_probs, accept, residuals)
+    return range(1, num_accepted + 1), emitted
 
 
-def _logprobs(logits: torch.Tensor, emitted: tuple[int, ...], count: int | None) -> tuple[TokenLogprob, ...]:
+def _logprobs(
+    logits: torch.Tensor, nodes: Sequence[int], emitted: tuple[int, ...], count: int | None
+) -> tuple[TokenLogprob, ...]:
+    """Return the log-probabilities of what was emitted at `nodes`."""
     if count is None:
         return ()
-    rows = logits[: len(emitted)]
+    rows = logits[list(nodes)]
     log_probs = torch.log_softmax(rows if rows.dtype == torch.float64 else rows.float(), -1)
     values, ids = log_probs.topk(count, -1) if count else (log_probs[:, :0], log_probs[:, :0])
     return tuple(

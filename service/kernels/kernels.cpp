@@ -259,6 +259,8 @@ template <class T> struct Attention {
   const int64_t* block_starts;  // [sequences + 1] into blocks
   const int64_t* row_starts;    // [sequences + 1] into rows
   const int64_t* first_position;  // [sequences] position of the sequence's first row
+  const int64_t* path_starts;     // [rows + 1] into path_slots; null where no sequence is a tree
+  const int64_t* path_slots;      // per row of a tree, the slots of the nodes on its way: node 0's, ..., its own
   int64_t sequences, heads, kv_heads, dim, window;
   double scale, softcap;
 };
@@ -268,16 +270,60 @@ struct Tile {
   int64_t sequence, kv_head, first, count;
 };
 
-// outputs[r] = sum over the chunk's keys of their weight times their value, in order of position.
-template <class T, int R>
+// A row of a tree sees the context before the tree and, of the tree, the nodes on the way to it alone. They stand in for
+// a chain: the node at depth i is at position first + i whatever its slot, so every sum runs as it would in the chain.
+struct Path {
+  const int64_t* slots;  // by depth
+  int64_t first;         // position of slots[0]
+  int64_t count;
+
+  bool covers(int64_t position) const { return position >= first && position < first + count; }
+};
+
+template <class T> int64_t tile_row(const Attention<T>& a, const Tile& tile, int64_t i) {
+  return a.row_starts[tile.sequence] + (tile.first + i) / (a.heads / a.kv_heads);
+}
+
+template <class T> Path path_of(const Attention<T>& a, const Tile& tile, int64_t i) {
+  int64_t row = tile_row(a, tile, i), start = a.path_starts[row];
+  return {a.path_slots + start, a.first_position[tile.sequence], a.path_starts[row + 1] - start};
+}
+
+template <class T> bool is_tree(const Attention<T>& a, int64_t sequence) {
+  int64_t row = a.row_starts[sequence];
+  return a.path_starts && a.path_starts[row + 1] > a.path_starts[row];
+}
+
+// The keys of a block as `path` sees them: `home` itself, or a copy in `scratch` with the lanes of other slots patched.
+template <class T>
+const T* block_keys(const Attention<T>& a, const Tile& tile, const Path& path, int64_t home, int64_t position,
+                    T* scratch) {
+  const T* keys = a.k_blocks + (home * a.kv_heads + tile.kv_head) * a.dim * LANES;
+  bool patched = false;
+  for (int64_t lane = 0; lane < LANES; ++lane) {
+    if (!path.covers(position + lane)) continue;
+    int64_t slot = path.slots[position + lane - path.first];
+    if (slot == home * LANES + lane) continue;
+    if (!patched) std::memcpy(scratch, keys, a.dim * LANES * sizeof(T));
+    patched = true;
+    const T* from = a.k_blocks + (slot / LANES * a.kv_heads + tile.kv_head) * a.dim * LANES + slot % LANES;
+    for (int64_t d = 0; d < a.dim; ++d) scratch[d * LANES + lane] = from[d * LANES];
+  }
+  return patched ? scratch : keys;
+}
+
+// outputs[r] = sum over the chunk's keys of their weight times their value, in order of position. Of a tree's row,
+// the values from block `shared` on lie at own[r * CHUNK + position in the chunk], num_own[r] of them.
+template <class T, int R, bool TREE>
 void weighted_values(const Attention<T>& a, const Tile& tile, const int64_t* blocks, int64_t first_block,
-                     int64_t num_blocks, int64_t num_keys, const Scalar<T>* weights, Scalar<T>* outputs) {
+                     int64_t num_blocks, int64_t num_keys, const Scalar<T>* weights, Scalar<T>* outputs,
+                     int64_t shared, const T* const* own, const int64_t* num_own) {
   using V = Vec<T>;
   for (int64_t d = 0; d < a.dim; d += LANES) {
     V acc[R];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) acc[r] = V{};
-    for (int64_t b = first_block; b < num_blocks; ++b) {
+    for (int64_t b = first_block; b < (TREE ? shared : num_blocks); ++b) {
       const T* values = a.v_blocks + (blocks[b] * a.kv_heads + tile.kv_head) * LANES * a.dim + d;
       int64_t count = std::min<int64_t>(LANES, num_keys - b * LANES);
       for (int64_t j = 0; j < count; ++j) {
@@ -286,12 +332,42 @@ void weighted_values(const Attention<T>& a, const Tile& tile, const int64_t* blo
         for (int r = 0; r < R; ++r) acc[r] += weights[r * CHUNK + b * LANES + j] * v;
       }
     }
+    if constexpr (TREE)
+      for (int r = 0; r < R; ++r)
+        for (int64_t at = shared * LANES; at < num_own[r]; ++at)
+          acc[r] += weights[r * CHUNK + at] * load(own[r * CHUNK + at] + d);
     for (int r = 0; r < R; ++r) store(acc[r], outputs + r * a.dim + d);
   }
 }
 
-// Partial softmax of one chunk: for each row its maximum, its sum and its unnormalised output.
 template <class T, int R>
+inline void block_scores(const Scalar<T>* q, const T* keys, int64_t dim, Vec<T>* acc) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) acc[r] = Vec<T>{};
+  for (int64_t d = 0; d < dim; ++d) {
+    Vec<T> k = load(keys + d * LANES);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) acc[r] += q[r * dim + d] * k;
+  }
+}
+
+// Scores of one block from products: scaled, soft-capped, minus infinity where the row at `position` may not look.
+template <class T> inline Vec<T> masked(const Attention<T>& a, Vec<T> products, int64_t here, int64_t position) {
+  using A = Scalar<T>;
+  using V = Vec<T>;
+  V s = products * A(a.scale);
+  if (a.softcap > 0) s = vtanh(V(s / A(a.softcap))) * A(a.softcap);
+  bool all_seen = here + LANES - 1 <= position && (!a.window || here > position - a.window);
+  if (!all_seen)
+    for (int lane = 0; lane < LANES; ++lane) {
+      int64_t key = here + lane;
+      if (key > position || (a.window && key <= position - a.window)) s[lane] = -std::numeric_limits<A>::infinity();
+    }
+  return s;
+}
+
+// Partial softmax of one chunk: for each row its maximum, its sum and its unnormalised output.
+template <class T, int R, bool TREE>
 void chunk_partial(const Attention<T>& a, const Tile& tile, const Scalar<T>* q, const int64_t* position, int64_t chunk,
                    Scalar<T>* maxima, Scalar<T>* sums, Scalar<T>* outputs) {
   using A = Scalar<T>;
@@ -306,28 +382,44 @@ void chunk_partial(const Attention<T>& a, const Tile& tile, const Scalar<T>* q, 
   const int64_t* blocks = a.blocks + a.block_starts[tile.sequence] + begin / LANES;
   V tops[R];
   for (int r = 0; r < R; ++r) tops[r] = V{} + lowest;
-  for (int64_t b = first_block; b < num_blocks; ++b) {
-    const T* keys = a.k_blocks + (blocks[b] * a.kv_heads + tile.kv_head) * a.dim * LANES;
+  int64_t shared = num_blocks;
+  if constexpr (TREE)
+    shared = std::clamp((a.first_position[tile.sequence] - begin) / LANES, first_block, num_blocks);
+  for (int64_t b = first_block; b < shared; ++b) {
     V acc[R];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) acc[r] = V{};
-    for (int64_t d = 0; d < a.dim; ++d) {
-      V k = load(keys + d * LANES);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) acc[r] += q[r * a.dim + d] * k;
-    }
-    int64_t here = begin + b * LANES;
+    block_scores<T, R>(q, a.k_blocks + (blocks[b] * a.kv_heads + tile.kv_head) * a.dim * LANES, a.dim, acc);
     for (int r = 0; r < R; ++r) {
-      V s = acc[r] * A(a.scale);
-      if (a.softcap > 0) s = vtanh(V(s / A(a.softcap))) * A(a.softcap);
-      bool all_seen = here + LANES - 1 <= position[r] && (!a.window || here > position[r] - a.window);
-      if (!all_seen)
-        for (int lane = 0; lane < LANES; ++lane) {
-          int64_t key = here + lane;
-          if (key > position[r] || (a.window && key <= position[r] - a.window)) s[lane] = lowest;
-        }
+      V s = masked(a, acc[r], begin + b * LANES, position[r]);
       store(s, &scores[r][b * LANES]);
       tops[r] = s > tops[r] ? s : tops[r];
+    }
+  }
+  const T* const* own_values = nullptr;
+  int64_t num_own[R] = {};
+  if constexpr (TREE) {
+    thread_local std::vector<T> scratch;
+    thread_local std::vector<const T*> own;
+    scratch.resize(a.dim * LANES);
+    own.resize(R * CHUNK);
+    own_values = own.data();
+    for (int r = 0; r < R; ++r) {
+      Path path = path_of(a, tile, r);
+      num_own[r] = std::min<int64_t>(CHUNK, position[r] + 1 - begin);
+      for (int64_t b = shared; b < num_blocks; ++b) {
+        int64_t here = begin + b * LANES;
+        V acc[1] = {}, s = V{} + lowest;
+        if (here <= position[r]) {
+          block_scores<T, 1>(q + r * a.dim, block_keys(a, tile, path, blocks[b], here, scratch.data()), a.dim, acc);
+          s = masked(a, acc[0], here, position[r]);
+        }
+        store(s, &scores[r][b * LANES]);
+        tops[r] = s > tops[r] ? s : tops[r];
+      }
+      for (int64_t at = shared * LANES; at < num_own[r]; ++at) {
+        int64_t slot = path.covers(begin + at) ? path.slots[begin + at - path.first]
+                                               : blocks[at / LANES] * LANES + at % LANES;
+        own[r * CHUNK + at] = a.v_blocks + ((slot / LANES * a.kv_heads + tile.kv_head) * LANES + slot % LANES) * a.dim;
+      }
     }
   }
   A best[R];
@@ -346,7 +438,8 @@ void chunk_partial(const Attention<T>& a, const Tile& tile, const Scalar<T>* q, 
     }
     sums[r] = best[r] == lowest ? A(0) : lane_sum(total);
   }
-  weighted_values<T, R>(a, tile, blocks, first_block, num_blocks, end - begin, &scores[0][0], outputs);
+  weighted_values<T, R, TREE>(a, tile, blocks, first_block, num_blocks, end - begin, &scores[0][0], outputs, shared,
+                              own_values, num_own);
 }
 
 template <class T> struct Partials {
@@ -362,8 +455,10 @@ template <class T> struct Partials {
 
 template <class T> int64_t tile_positions(const Attention<T>& a, const Tile& tile, int64_t* position) {
   int64_t group = a.heads / a.kv_heads, last = 0;
+  bool tree = is_tree(a, tile.sequence);
   for (int64_t i = 0; i < tile.count; ++i) {
-    position[i] = a.first_position[tile.sequence] + (tile.first + i) / group;
+    int64_t depth = tree ? path_of(a, tile, i).count - 1 : (tile.first + i) / group;
+    position[i] = a.first_position[tile.sequence] + depth;
     last = std::max(last, position[i]);
   }
   return last;
@@ -375,9 +470,8 @@ template <class T> int64_t first_chunk(const Attention<T>& a, const int64_t* pos
 }
 
 template <class T> int64_t query_offset(const Attention<T>& a, const Tile& tile, int64_t i) {
-  int64_t group = a.heads / a.kv_heads, at = tile.first + i;
-  int64_t row = a.row_starts[tile.sequence] + at / group, head = tile.kv_head * group + at % group;
-  return (row * a.heads + head) * a.dim;
+  int64_t group = a.heads / a.kv_heads, head = tile.kv_head * group + (tile.first + i) % group;
+  return (tile_row(a, tile, i) * a.heads + head) * a.dim;
 }
 
 template <class T>
@@ -393,11 +487,16 @@ void tile_chunk(const Attention<T>& a, const Tile& tile, int64_t chunk, Scalar<T
   }
   // A lane of a vector never meets another row's, so splitting the rows differently changes no bit.
   int64_t done = 0;
+  bool tree = is_tree(a, tile.sequence);
   auto run = [&](auto rows) {
     constexpr int R = decltype(rows)::value;
-    for (; tile.count - done >= R; done += R)
-      chunk_partial<T, R>(a, tile, q.data() + done * a.dim, position + done, chunk, maxima + done, sums + done,
-                          outputs + done * a.dim);
+    for (; tile.count - done >= R; done += R) {
+      Tile part{tile.sequence, tile.kv_head, tile.first + done, R};
+      const Scalar<T>* queries = q.data() + done * a.dim;
+      Scalar<T>* out = outputs + done * a.dim;
+      if (tree) chunk_partial<T, R, true>(a, part, queries, position + done, chunk, maxima + done, sums + done, out);
+      else chunk_partial<T, R, false>(a, part, queries, position + done, chunk, maxima + done, sums + done, out);
+    }
   };
   run(std::integral_constant<int, 8>());
   run(std::integral_constant<int, 4>());
@@ -489,6 +588,19 @@ template <class T> void attend(const Attention<T>& a) {
       combine(a, tiles[t], 0, chunks, own.maxima.data(), own.sums.data(), own.outputs.data());
     }
   }
+}
+
+// Moves what layers keep of single tokens: slot from[i] to slot to[i], in order.
+template <class T>
+void move_slots(T* k_blocks, T* v_blocks, const int64_t* from, const int64_t* to, int64_t count, int64_t kv_heads,
+                int64_t dim) {
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t h = 0; h < kv_heads; ++h) {
+      int64_t source = (from[i] / LANES * kv_heads + h) * dim * LANES, lane = from[i] % LANES;
+      int64_t target = (to[i] / LANES * kv_heads + h) * dim * LANES, to_lane = to[i] % LANES;
+      for (int64_t d = 0; d < dim; ++d) k_blocks[target + d * LANES + to_lane] = k_blocks[source + d * LANES + lane];
+      std::memmove(v_blocks + target + to_lane * dim, v_blocks + source + lane * dim, dim * sizeof(T));
+    }
 }
 
 // ---------------------------------------------------------------- matrix product
@@ -754,11 +866,17 @@ void specserve_rope_write(int dtype, const void* qkv, const void* q_norm, const 
 
 void specserve_attend(int dtype, const void* q, const void* k_blocks, const void* v_blocks, void* out,
                       const int64_t* blocks, const int64_t* block_starts, const int64_t* row_starts,
-                      const int64_t* first_position, int64_t sequences, int64_t heads, int64_t kv_heads, int64_t dim,
-                      int64_t window, double scale, double softcap) {
+                      const int64_t* first_position, const int64_t* path_starts, const int64_t* path_slots,
+                      int64_t sequences, int64_t heads, int64_t kv_heads, int64_t dim, int64_t window, double scale,
+                      double softcap) {
   FOR_DTYPE(dtype, attend(Attention<T>{(const T*)q, (const T*)k_blocks, (const T*)v_blocks, (T*)out, blocks,
-                                       block_starts, row_starts, first_position, sequences, heads, kv_heads, dim,
-                                       window, scale, softcap}))
+                                       block_starts, row_starts, first_position, path_starts, path_slots, sequences,
+                                       heads, kv_heads, dim, window, scale, softcap}))
+}
+
+void specserve_move_slots(int dtype, void* k_blocks, void* v_blocks, const int64_t* from, const int64_t* to,
+                          int64_t count, int64_t kv_heads, int64_t dim) {
+  FOR_DTYPE(dtype, move_slots((T*)k_blocks, (T*)v_blocks, from, to, count, kv_heads, dim))
 }
 
 void specserve_product(int dtype, const void* x, const void* panels, const void* bias, void* out, int64_t rows,

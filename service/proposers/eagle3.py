@@ -112,7 +112,8 @@ class Eagle3Proposer:
             first, last = held.num_rows, min(end, held.num_rows + MAX_FED_ROWS)
             slots = self._features.slots(held.table, 0, last)
             embedded = self._embed(torch.tensor(held.token_ids[first + 1 : last + 1], device=slots.device))
-            hidden = self._head.fuse(self._features.read(slots[first:]))
+            places = (*range(end - len(row.moved_from)), *row.moved_from)[first:last]
+            hidden = self._head.fuse(self._features.read(self._features.slots_of(held.table, places)))
             hidden = self._forward(hidden, embedded, range(first, last), [Packed(0, last - first, slots)])
             held.num_rows = last
         return _Growing(Chain(row), held, hidden[-1:])

@@ -16,14 +16,17 @@ class Layer(torch.nn.Module):
     shapes=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 40)), min_size=1, max_size=5),
     window=st.sampled_from([None, 1, 7]),
 )
-def test_padded_attention_is_attention_of_each_sequence(shapes: list[tuple[int, int]], window: int | None) -> None:
+def test_padded_attention_is_attention_of_each_sequence_chain_or_tree(
+    shapes: list[tuple[int, int]], window: int | None
+) -> None:
     torch.manual_seed(len(shapes))
     total = sum(rows for rows, _ in shapes)
     slots = torch.randperm(400)
     sequences, written, start = [], [], 0
-    for rows, before in shapes:
+    for place, (rows, before) in enumerate(shapes):
         own, slots = slots[: rows + before], slots[rows + before :]
-        sequences.append(Sequence(start, start + rows, own))
+        parents = tuple(node // 2 for node in range(rows - 1)) if place % 2 else None
+        sequences.append(Sequence(start, start + rows, own, parents))
         written.append(own[before:])
         start += rows
     keys, values = torch.randn(2, 400, 2, 8, dtype=torch.float64)

@@ -103,13 +103,36 @@ def test_a_draft_is_what_the_head_gives_on_the_whole_sequence_at_once(cell: Eagl
     for committed_len, gamma in ((7, 3), (8, 4), (12, 2), (13, 3), (22, 4)):
         start = 0 if known == 0 else known - 1
         target.score(ScoreBatch(0, (ScoreRow("a", start, tuple(tokens[start : committed_len - 1]), 0, table),)))
-        row = ProposeRow(
-            "a", committed_len, known, tuple(tokens[known:committed_len]), gamma, GREEDY, block_table=table
-        )
+        new = tuple(tokens[known:committed_len])
+        row = ProposeRow("a", committed_len, known, new, gamma, GREEDY, block_table=table)
         (draft,) = proposer.propose(ProposeBatch(0, "eagle3", (row,))).drafts
         assert draft.token_ids == dense_draft(cell, features, table, tokens[:committed_len], gamma)
         known = committed_len
     assert proposer.propose(ProposeBatch(0, "eagle3", (), ("a",))).num_held_requests == 0
+
+
+def test_after_a_tree_the_head_reads_the_states_of_the_accepted_path(cell: EagleCell) -> None:
+    """The path 0, 2, 4 of a tree at position 6 lies at 6, 8 and 10; then at 6, 7 and 8, moved with the next batch."""
+    tokens = [(5 * place) % 90 + 3 for place in range(14)]
+    table = (9, 4, 17, 0, 30, 2, 11, 5)
+    nodes = (tokens[6], 77, tokens[7], 78, tokens[8], 79)
+    tree = ScoreRow("a", 6, nodes, 6, table, parents=(0, 0, 2, 2, 2), moved_from=())
+    chain = ScoreRow("a", 6, tuple(tokens[6:9]), 3, table)
+    drafts = []
+    for after, moved_from in ((tree, (8, 10)), (chain, ())):
+        proposer, features = attach_eagle3(cell.head, cell.model, 32, 4)
+        target = Target(cell.model, 32, 4, features)
+        target.score(ScoreBatch(0, (ScoreRow("a", 0, tuple(tokens[:6]), 0, table),)))
+        target.score(ScoreBatch(1, (after,)))
+        row = ProposeRow("a", 10, 0, tuple(tokens[:10]), 3, GREEDY, block_table=table, moved_from=moved_from)
+        found = [proposer.propose(ProposeBatch(1, "eagle3", (row,))).drafts[0].token_ids]
+        next_row = ScoreRow("a", 9, tuple(tokens[9:13]), 4, table, moved_from=moved_from)
+        target.score(ScoreBatch(2, (next_row,)))
+        later = ProposeRow("b", 14, 0, tuple(tokens), 3, GREEDY, block_table=table)
+        found.append(proposer.propose(ProposeBatch(2, "eagle3", (later,))).drafts[0].token_ids)
+        assert found[1] == dense_draft(cell, features, table, tokens, 3)
+        drafts.append(found)
+    assert drafts[0] == drafts[1]
 
 
 def test_a_request_with_one_token_or_without_room_gets_no_draft(cell: EagleCell) -> None:

@@ -13,6 +13,7 @@ from specserve.service.coupled import gumbel_max
 from specserve.service.kernels.native import BLOCK_SLOTS, DTYPES, argmax, library
 from specserve.service.noise import gumbel_rows
 from specserve.service.packed_linear import PackedLinear
+from specserve.service.trees import paths
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-5, torch.float64: 1e-12}
@@ -86,8 +87,14 @@ def paged(lengths: list[int], kv_heads: int, dim: int, dtype: torch.dtype, garba
 
 
 def attend(
-    pages: Paged, queries: list[torch.Tensor], firsts: list[int], window: int = 0, softcap: float = 0.0
+    pages: Paged,
+    queries: list[torch.Tensor],
+    firsts: list[int],
+    window: int = 0,
+    softcap: float = 0.0,
+    trees: dict[int, tuple[int, ...]] | None = None,
 ) -> list[torch.Tensor]:
+    """Return the attention of every sequence's queries; `trees` are the parents of those sequences that are one."""
     """Return the kernel's output for each sequence; `queries` [rows, heads, dim] start at position `firsts`."""
     native = library()
     assert native is not None
@@ -98,9 +105,18 @@ def attend(
     block_starts = torch.tensor([0, *[len(table) for table in pages.tables]]).cumsum(0)
     row_starts = torch.tensor([0, *[len(query) for query in queries]]).cumsum(0)
     positions = torch.tensor(firsts)
+    starts, slots = [0], []
+    for index, query in enumerate(queries):
+        table, parents = pages.tables[index], (trees or {}).get(index)
+        for path in paths(parents) if parents is not None else [()] * len(query):
+            places = [firsts[index] + node for node in path]
+            slots.extend(table[place // BLOCK_SLOTS] * BLOCK_SLOTS + place % BLOCK_SLOTS for place in places)
+            starts.append(len(slots))
+    path_starts, path_slots = torch.tensor(starts), torch.tensor(slots, dtype=torch.int64)
     native.specserve_attend(
         DTYPES[q.dtype], q.data_ptr(), pages.k_blocks.data_ptr(), pages.v_blocks.data_ptr(), out.data_ptr(),
-        blocks.data_ptr(), block_starts.data_ptr(), row_starts.data_ptr(), positions.data_ptr(), len(queries), heads,
+        blocks.data_ptr(), block_starts.data_ptr(), row_starts.data_ptr(), positions.data_ptr(),
+        None if trees is None else path_starts.data_ptr(), path_slots.data_ptr(), len(queries), heads,
         pages.k_blocks.shape[1], dim, window, ctypes.c_double(dim**-0.5), ctypes.c_double(softcap),
     )  # fmt: skip
     return list(out.split([len(query) for query in queries]))
@@ -155,6 +171,37 @@ def test_an_attention_row_does_not_depend_on_its_company(
         part, _ = attend(pages, [query[start : start + split], other[:1]], [first + start, 31], window)
         parts.append(part)
     assert torch.equal(torch.cat(parts), alone)
+
+
+@DTYPE_PARAMS
+@settings(max_examples=40, deadline=None)
+@given(
+    first=st.integers(0, 530),
+    choices=st.lists(st.integers(0, 1_000), min_size=1, max_size=24),
+    window=st.sampled_from([0, 5, 30, 270]),
+    softcap=st.sampled_from([0.0, 20.0]),
+)
+def test_a_node_of_a_tree_attends_as_the_last_of_its_chain(
+    dtype: torch.dtype, first: int, choices: list[int], window: int, softcap: float
+) -> None:
+    """The tree has company that is a chain; where its nodes lie, and across how many chunks, changes no bit."""
+    torch.manual_seed(first)
+    parents = tuple(choice % (node + 1) for node, choice in enumerate(choices))
+    pages = paged([first + len(parents) + 1, 40], 2, 16, dtype, garbage=3.0)
+    query, other = torch.randn(len(parents) + 1, 4, 16).to(dtype), torch.randn(9, 4, 16).to(dtype)
+    tree, company = attend(pages, [query, other], [first, 31], window, softcap, {0: parents})
+    alone = attend(pages, [query[:1], other], [first, 31], window, softcap)
+    assert torch.equal(company, alone[1])
+    for path in paths(parents)[:: max(1, len(parents) // 4)]:
+        node = path[-1]
+        rows = [*range(first), *(first + other for other in path)]
+        chain = paged([len(rows), 40], 2, 16, dtype, garbage=3.0)
+        for place, row in enumerate(rows):
+            block, lane = chain.tables[0][place // BLOCK_SLOTS], place % BLOCK_SLOTS
+            chain.k_blocks[block, :, :, lane] = pages.keys[0][row]
+            chain.v_blocks[block, :, lane, :] = pages.values[0][row]
+        expected, _ = attend(chain, [query[list(path)], other], [first, 31], window, softcap)
+        assert torch.equal(tree[node], expected[-1])
 
 
 @DTYPE_PARAMS

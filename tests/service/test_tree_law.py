@@ -14,7 +14,7 @@ from support.laws import Law, Prefix, Table, continued, random_table, target_law
 
 from specserve.service import acceptance
 from specserve.service.acceptance import ratio_test, recursive_rejection, residual, walk_chain, walk_tree
-from specserve.service.trees import children, depths, is_chain, is_tree, paths
+from specserve.service.trees import children, depths, is_chain, is_tree, main_branch_first, paths
 
 EXACT = 1e-12
 SHAPES = {
@@ -271,6 +271,19 @@ def test_a_mutated_recursive_rejection_is_caught(name: str) -> None:
 def test_testing_fewer_siblings_is_lawful(siblings: int) -> None:
     target, draft = random_table(3, 3, 21), random_table(3, 3, 22)
     assert decides_lawfully(Variant(siblings=siblings), (0, 0, 1, 1), target, draft)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_main_branch_goes_first_and_the_tree_stays_the_same(shape: str) -> None:
+    parents = SHAPES[shape]
+    tokens = tuple(range(10, 10 + len(parents)))
+    new_parents, new_tokens = main_branch_first(parents, tokens)
+    assert sorted(prefixes(new_parents, new_tokens)) == sorted(prefixes(parents, tokens))
+    first = [0]
+    while children(parents)[first[-1]]:
+        first.append(children(parents)[first[-1]][0])
+    assert new_tokens[: len(first) - 1] == tuple(tokens[node - 1] for node in first[1:])
+    assert is_chain(new_parents[: len(first) - 1])
 
 
 def test_a_tree_is_known_by_its_parents() -> None:

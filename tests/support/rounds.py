@@ -13,7 +13,7 @@ from hashlib import blake2b
 
 from transformers import PreTrainedTokenizerFast
 
-from specserve.service.acceptance import walk_chain
+from specserve.service.acceptance import walk_tree
 from specserve.service.engine import Engine, EngineConfig
 from specserve.service.errors import RoundLostError
 from specserve.service.inline import DirectProposerPort, InlineProposerPort, InlineRoundPort
@@ -25,7 +25,9 @@ from specserve.service.proposers.held import updated_tokens
 from specserve.service.proposers.prompt_lookup import PromptLookupProposer
 from specserve.service.proposers.suffix import SuffixProposer
 from specserve.service.requests import GenerationRequest, StepOutput
+from specserve.service.slots import moved_slots
 from specserve.service.target import Target
+from specserve.service.trees import paths
 from specserve.service.verifier import Verifier
 
 from .cells import VOCAB_SIZE, Cell, Finished
@@ -51,13 +53,15 @@ def plain(prompt: Sequence[int], num_tokens: int) -> tuple[int, ...]:
 @dataclass
 class TokenRounds:
     """A round port whose pages hold tokens. A round whose number is in `lose` fails, and takes the pages with it when
-    `lose` says True. `before` is called with every batch."""
+    `lose` says True; if `scored_when_lost`, after the target did its part. `before` is called with every batch."""
 
     num_pages: int
     page_tokens: int
     lose: Mapping[int, bool] = field(default_factory=dict)
     before: Callable[[ScoreBatch], None] = lambda batch: None
+    scored_when_lost: bool = False
     lost: bool = False
+    moved: frozenset[tuple[str, int]] = frozenset()
 
     def __post_init__(self) -> None:
         self.slots = [BLANK] * (self.num_pages * self.page_tokens)
@@ -65,9 +69,9 @@ class TokenRounds:
     async def run_round(self, score: ScoreBatch, verify: VerifyBatch) -> VerdictBatch:
         await asyncio.sleep(0)
         self.before(score)
-        if score.round in self.lose:
-            self.lost = self.lose[score.round]
-            raise RoundLostError("lost on purpose")
+        if score.round in self.lose and not self.scored_when_lost:
+            self._lose(score.round)
+        self._move(score)
         asked = {row.request_id: row for row in verify.rows}
         assert len(asked) == sum(row.num_sampled > 0 for row in score.rows)
         verdicts = []
@@ -81,15 +85,36 @@ class TokenRounds:
                 draft = asked[row.request_id].draft_token_ids
                 assert row.num_sampled == len(draft) + 1
                 assert asked[row.request_id].committed_len + len(draft) == end
-                own = [next_token(context[: place + 1]) for place in range(end - row.num_sampled, end)]
-                num_accepted, emitted = walk_chain(draft, own)
-                verdicts.append(Verdict(row.request_id, end - len(draft), num_accepted, tuple(emitted), ()))
+                assert asked[row.request_id].parents == row.parents
+                first = end - row.num_sampled
+                parents = row.parents if row.parents is not None else range(len(draft))
+                own = [
+                    next_token([*context[:first], *(context[first + node] for node in path)]) for path in paths(parents)
+                ]
+                path, emitted = walk_tree(parents, draft, own)
+                verdicts.append(Verdict(row.request_id, end - len(draft), len(path), emitted, ()))
+        if score.round in self.lose:
+            self._lose(score.round)
         return VerdictBatch(score.round, tuple(verdicts), 0.0)
+
+    def _lose(self, round_number: int) -> None:
+        self.lost = self.lose[round_number]
+        raise RoundLostError("lost on purpose")
+
+    def _move(self, score: ScoreBatch) -> None:
+        """Move what trees left elsewhere, once: a batch that comes again finds it done."""
+        asked = {(row.request_id, row.start_position): row for row in score.rows if row.moved_from}
+        for key, row in asked.items():
+            if key not in self.moved:
+                for source, target in zip(*moved_slots([row], self.page_tokens), strict=True):
+                    self.slots[target] = self.slots[source]
+        self.moved = frozenset(asked)
 
     async def recover(self) -> bool:
         await asyncio.sleep(0)
         if self.lost:
             self.slots = [BLANK] * len(self.slots)
+            self.moved = frozenset()
         lost, self.lost = self.lost, False
         return lost
 
