@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..messages import Draft, DraftBatch, ProposeBatch, ProposeRow
 from ..ports import CommittedOutput
 from .held import common_prefix, updated_tokens
-from .suffix_tree import BREAK, Guess, SuffixTree, chain
+from .suffix_tree import BREAK, Guess, SuffixTree, branches
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,8 @@ class SuffixProposer:
         for row in batch.rows:
             tree = self._tree(row)
             if tree is not None:
-                drafts.append(Draft(row.request_id, row.committed_len, self._guess(tree, row).token_ids))
+                guess = self._guess(tree, row)
+                drafts.append(Draft(row.request_id, row.committed_len, guess.token_ids, parents=guess.parents))
         return DraftBatch(batch.round, tuple(drafts), len(self._held))
 
     def _guess(self, tree: SuffixTree, row: ProposeRow) -> Guess:
@@ -98,7 +99,7 @@ class SuffixProposer:
         limits, found = self._limits, Guess()
         for length, ends in list(tree.occurrences(context))[-limits.max_matches :]:
             limit = min(gamma, int(length * limits.max_factor + 1e-6))
-            guess = chain(tree.token_ids, ends[-limits.max_places :], limit, limits.min_chance)
+            guess = branches(tree.token_ids, ends[-limits.max_places :], limit, limits.min_chance)
             if guess.score >= found.score:
                 found = guess
         return found if found.score > best.score else best

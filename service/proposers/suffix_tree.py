@@ -8,6 +8,9 @@ is handed on at most once a level.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from ..trees import is_chain, main_branch_first
 
 FEW = 4
 """Places that are rather compared with the text than sorted into children."""
@@ -15,12 +18,17 @@ BREAK = -1
 """Stands between texts: no context reaches across it, and nothing follows before it."""
 
 
+_Candidate = tuple[float, tuple[int, int], int, int, int, dict[tuple[int, ...], int]]
+
+
 @dataclass(slots=True)
 class Guess:
-    """Tokens that may come next, and the sum of their estimated chances to be right: the accepted tokens to expect."""
+    """Tokens that may come next, a chain or a tree (`trees.py`), and the sum of their estimated chances to be right: so
+    many accepted tokens are expected."""
 
     token_ids: tuple[int, ...] = ()
     score: float = 0.0
+    parents: tuple[int, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -105,30 +113,48 @@ class SuffixTree:
         node.num_sorted += len(new)
 
 
-def chain(text: Sequence[int], ends: Sequence[int], limit: int, min_chance: float) -> Guess:
-    """Return the likeliest continuation, token by token: each the commonest after the places that are left.
+def branches(text: Sequence[int], ends: Sequence[int], limit: int, min_chance: float) -> Guess:
+    """Return the `limit` likeliest tokens after `ends`, as a tree: those that the places were followed by.
 
-    A token's chance is the share of those places that it follows, times that of the tokens before it; the guess ends
-    where it falls below `min_chance`. Of equally common tokens the one seen last is taken.
+    A token's chance is the share of its parent's places that it follows, times the parent's; none below `min_chance` is
+    taken. Of equally likely ones the one seen last comes first.
     """
     left: dict[tuple[int, ...], int] = {}
     for end in reversed(ends):
         continuation = tuple(text[end : end + limit])
         left[continuation] = left.get(continuation, 0) + 1
+    parents: list[int] = []
     drafted: list[int] = []
-    chance, score = 1.0, 0.0
-    for place in range(limit):
-        counts: dict[int, int] = {}
-        for continuation, times in left.items():
-            if place < len(continuation) and continuation[place] != BREAK:
-                counts[continuation[place]] = counts.get(continuation[place], 0) + times
-        if not counts:
-            break
-        token = max(counts, key=counts.__getitem__)
-        chance *= counts[token] / sum(left.values())
-        if chance < min_chance:
-            break
+    score = 0.0
+    open_ends: list[_Candidate] = []
+    _open(open_ends, 0, 0, 1.0, left, min_chance)
+    while open_ends and len(drafted) < limit:
+        negative, _, node, depth, token, places = heappop(open_ends)
+        parents.append(node)
         drafted.append(token)
-        score += chance
-        left = {found: times for found, times in left.items() if place < len(found) and found[place] == token}
-    return Guess(tuple(drafted), score)
+        score -= negative
+        _open(open_ends, len(drafted), depth, -negative, places, min_chance)
+    if is_chain(parents):
+        return Guess(tuple(drafted), score)
+    shape, tokens = main_branch_first(parents, drafted)
+    return Guess(tokens, score, shape)
+
+
+def _open(
+    open_ends: "list[_Candidate]",
+    node: int,
+    depth: int,
+    chance: float,
+    places: dict[tuple[int, ...], int],
+    min_chance: float,
+) -> None:
+    """Add what follows `node`, whose `places` go on with these continuations from `depth` on."""
+    followers: dict[int, dict[tuple[int, ...], int]] = {}
+    for continuation, times in places.items():
+        if depth < len(continuation) and continuation[depth] != BREAK:
+            followers.setdefault(continuation[depth], {})[continuation] = times
+    total = sum(places.values())
+    for order, (token, some) in enumerate(followers.items()):
+        share = chance * sum(some.values()) / total
+        if share >= min_chance:
+            heappush(open_ends, (-share, (node, order), node, depth + 1, token, some))

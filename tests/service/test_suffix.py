@@ -15,8 +15,9 @@ from support.rounds import TokenRounds, answer, plain, started, token_engine
 from specserve.service.messages import DraftBatch, ProposeBatch, ProposeRow, Sampling
 from specserve.service.ports import CommittedOutput
 from specserve.service.proposers.suffix import SharedTexts, SuffixLimits, SuffixProposer
-from specserve.service.proposers.suffix_tree import BREAK, SuffixTree, chain
+from specserve.service.proposers.suffix_tree import BREAK, SuffixTree, branches
 from specserve.service.requests import GenerationRequest
+from specserve.service.trees import is_tree, paths
 
 TEXTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), min_size=1, max_size=4)
 
@@ -26,23 +27,19 @@ def places(text: Sequence[int], context: Sequence[int]) -> list[int]:
     return [end for end in range(size, len(text) + 1) if list(text[end - size : end]) == list(context)]
 
 
-def by_counting(text: Sequence[int], context: Sequence[int], limit: int, min_chance: float) -> tuple[int, float]:
-    """Return (length, score) of the guess after `context`, counting every continuation in the whole text."""
-    drafted: list[int] = []
-    chance, score = 1.0, 0.0
-    while len(drafted) < limit:
-        here = [*context, *drafted]
-        follows = [text[end] for end in places(text, here) if end < len(text) and text[end] != BREAK]
-        if not follows:
-            break
-        latest = list(reversed(follows))
-        token = max(latest, key=latest.count)
-        chance *= latest.count(token) / len(places(text, here))
-        if chance < min_chance:
-            break
-        drafted.append(token)
-        score += chance
-    return len(drafted), score
+def by_counting(text: Sequence[int], context: Sequence[int], limit: int, min_chance: float) -> list[float]:
+    """Return the chances of the `limit` likeliest tokens after `context`, counting in the whole text."""
+    chosen: list[float] = []
+    left: list[tuple[float, tuple[int, ...]]] = [(1.0, ())]
+    while left and len(chosen) <= limit:
+        left.sort()
+        chance, path = left.pop()
+        chosen.append(chance)
+        here = places(text, [*context, *path])
+        follows = [text[end] for end in here if end < len(text) and text[end] != BREAK]
+        shares = {token: chance * follows.count(token) / len(here) for token in set(follows)}
+        left.extend((share, (*path, token)) for token, share in shares.items() if share >= min_chance)
+    return chosen[1:]
 
 
 @settings(max_examples=150, deadline=None)
@@ -63,14 +60,18 @@ def test_every_ending_is_found_where_it_occurs(texts: list[list[int]], depth: in
 
 @settings(max_examples=100, deadline=None)
 @given(text=st.lists(st.integers(0, 3), min_size=2, max_size=60), gamma=st.integers(1, 9))
-def test_a_guess_and_its_score_are_those_of_counting_the_whole_text(text: list[int], gamma: int) -> None:
+def test_a_guess_holds_the_likeliest_tokens_by_a_count_of_the_whole_text(text: list[int], gamma: int) -> None:
     tree = SuffixTree(8)
     tree.extend(text)
     for length, ends in tree.occurrences(text):
-        guess = chain(tree.token_ids, ends, gamma, 0.1)
-        size, score = by_counting(text, text[-length:], gamma, 0.1)
-        assert len(guess.token_ids) == size
-        assert guess.score == pytest.approx(score)
+        guess = branches(tree.token_ids, ends, gamma, 0.1)
+        expected = by_counting(text, text[-length:], gamma, 0.1)
+        assert len(guess.token_ids) == len(expected)
+        assert guess.score == pytest.approx(sum(expected))
+        parents = guess.parents if guess.parents is not None else tuple(range(len(guess.token_ids)))
+        assert is_tree(parents, guess.token_ids)
+        for path in paths(parents):
+            assert places(text, [*text[-length:], *(guess.token_ids[node - 1] for node in path[1:])])
 
 
 def ask(
@@ -93,6 +94,13 @@ def test_the_commoner_continuation_wins_over_the_later_one() -> None:
     assert ask(SuffixProposer(), "a", [1, 2, 5, 1, 2, 7, 1, 2], gamma=1) == (7,)
 
 
+def test_a_text_that_went_on_in_several_ways_is_drafted_as_a_tree() -> None:
+    row = ProposeRow("a", 14, 0, (1, 2, 5, 9, 1, 2, 5, 8, 1, 2, 7, 6, 1, 2), 4, Sampling())
+    (draft,) = SuffixProposer().propose(ProposeBatch(0, "suffix", (row,))).drafts
+    assert draft.token_ids == (5, 8, 9, 7)
+    assert draft.parents == (0, 1, 1, 0), "the likelier branch first, whole"
+
+
 def test_finished_outputs_help_requests_of_their_own_scope_alone() -> None:
     proposer = SuffixProposer()
     proposer.observe(CommittedOutput("x", (11, 12, 13, 14, 15)))
@@ -100,9 +108,7 @@ def test_finished_outputs_help_requests_of_their_own_scope_alone() -> None:
     assert ask(proposer, "b", [7, 11, 12], scope="y") == ()
     assert ask(proposer, "c", [7, 11, 12]) == ()
     proposer.observe(CommittedOutput("x", (13, 11, 12, 99)))
-    assert ask(proposer, "d", [14, 15, 13, 11, 12], scope="x") == (99,), (
-        "no context reaches from one output to the next"
-    )
+    assert ask(proposer, "d", [14, 15, 13, 11, 12], 1, "x") == (99,), "no context reaches from one output to the next"
 
 
 def test_the_more_certain_of_both_trees_is_drafted() -> None:
@@ -195,8 +201,8 @@ def test_scores_are_arctic_inferences_but_for_ties() -> None:
     tree.extend(text[:1])
     same = 0
     for end in range(1, len(text)):
-        theirs = cache.speculate(0, text[max(0, end - 9) : end], max_spec_tokens=8).score
-        guesses = [chain(tree.token_ids, ends, min(8, size), 0.1) for size, ends in tree.occurrences(text[:end])]
+        theirs = cache.speculate(0, text[max(0, end - 9) : end], max_spec_tokens=8, use_tree_spec=True).score
+        guesses = [branches(tree.token_ids, ends, min(8, size), 0.1) for size, ends in tree.occurrences(text[:end])]
         same += max(guess.score for guess in guesses) == pytest.approx(theirs)
         cache.add_active_response(0, text[end : end + 1])
         tree.extend(text[end : end + 1])
