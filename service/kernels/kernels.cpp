@@ -366,6 +366,42 @@ template <class T> inline Vec<T> masked(const Attention<T>& a, Vec<T> products, 
   return s;
 }
 
+// The blocks from `shared` on, of which each row of a tree sees its own path: scores, and where the values lie.
+template <class T, int R>
+void own_blocks(const Attention<T>& a, const Tile& tile, const Scalar<T>* q, const int64_t* position,
+                const int64_t* blocks, int64_t begin, int64_t shared, int64_t num_blocks, Scalar<T> (*scores)[CHUNK],
+                Vec<T>* tops, const T** own, int64_t* num_own) {
+  using V = Vec<T>;
+  thread_local std::vector<T> scratch;
+  scratch.resize(a.dim * LANES);
+  for (int64_t b = shared; b < num_blocks; ++b) {
+    int64_t here = begin + b * LANES, patched_row = -1;
+    const T* keys = nullptr;
+    for (int r = 0; r < R; ++r) {
+      V s = V{} - std::numeric_limits<Scalar<T>>::infinity();
+      if (here <= position[r]) {
+        int64_t row = tile_row(a, tile, r);  // the heads of one row lie side by side and see the same keys
+        if (row != patched_row) keys = block_keys(a, tile, path_of(a, tile, r), blocks[b], here, scratch.data());
+        patched_row = row;
+        V products[1];
+        block_scores<T, 1>(q + r * a.dim, keys, a.dim, products);
+        s = masked(a, products[0], here, position[r]);
+      }
+      store(s, &scores[r][b * LANES]);
+      tops[r] = s > tops[r] ? s : tops[r];
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    Path path = path_of(a, tile, r);
+    num_own[r] = std::min<int64_t>(CHUNK, position[r] + 1 - begin);
+    for (int64_t at = shared * LANES; at < num_own[r]; ++at) {
+      int64_t home = blocks[at / LANES] * LANES + at % LANES;
+      int64_t slot = path.covers(begin + at) ? path.slots[begin + at - path.first] : home;
+      own[r * CHUNK + at] = a.v_blocks + ((slot / LANES * a.kv_heads + tile.kv_head) * LANES + slot % LANES) * a.dim;
+    }
+  }
+}
+
 // Partial softmax of one chunk: for each row its maximum, its sum and its unnormalised output.
 template <class T, int R, bool TREE>
 void chunk_partial(const Attention<T>& a, const Tile& tile, const Scalar<T>* q, const int64_t* position, int64_t chunk,
@@ -397,30 +433,10 @@ void chunk_partial(const Attention<T>& a, const Tile& tile, const Scalar<T>* q, 
   const T* const* own_values = nullptr;
   int64_t num_own[R] = {};
   if constexpr (TREE) {
-    thread_local std::vector<T> scratch;
     thread_local std::vector<const T*> own;
-    scratch.resize(a.dim * LANES);
     own.resize(R * CHUNK);
     own_values = own.data();
-    for (int r = 0; r < R; ++r) {
-      Path path = path_of(a, tile, r);
-      num_own[r] = std::min<int64_t>(CHUNK, position[r] + 1 - begin);
-      for (int64_t b = shared; b < num_blocks; ++b) {
-        int64_t here = begin + b * LANES;
-        V acc[1] = {}, s = V{} + lowest;
-        if (here <= position[r]) {
-          block_scores<T, 1>(q + r * a.dim, block_keys(a, tile, path, blocks[b], here, scratch.data()), a.dim, acc);
-          s = masked(a, acc[0], here, position[r]);
-        }
-        store(s, &scores[r][b * LANES]);
-        tops[r] = s > tops[r] ? s : tops[r];
-      }
-      for (int64_t at = shared * LANES; at < num_own[r]; ++at) {
-        int64_t slot = path.covers(begin + at) ? path.slots[begin + at - path.first]
-                                               : blocks[at / LANES] * LANES + at % LANES;
-        own[r * CHUNK + at] = a.v_blocks + ((slot / LANES * a.kv_heads + tile.kv_head) * LANES + slot % LANES) * a.dim;
-      }
-    }
+    own_blocks<T, R>(a, tile, q, position, blocks, begin, shared, num_blocks, scores, tops, own.data(), num_own);
   }
   A best[R];
   for (int r = 0; r < R; ++r) {

@@ -17,7 +17,7 @@ def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
     """bf16 rounds visibly, so there the rows of a forward must not depend on each other: the kernels' law."""
     if request.param == "bfloat16" and library() is None:
         pytest.skip("no C++ compiler here: without the kernels bf16 rows depend on their number")
-    with LLM(dtype=request.param) as made:
+    with LLM(dtype=request.param, proposers=("prediction", "prompt_lookup", "suffix", "draft")) as made:
         yield made
 
 
@@ -25,7 +25,7 @@ def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
 def test_twenty_prompts_get_plain_decodings_tokens_whatever_is_drafted(llm: LLM, sampling: Sampling) -> None:
     plain = llm.generate(TWENTY, max_tokens=MAX_TOKENS, sampling=sampling, mode="off", ignore_eos=True)
     assert all(done.summary.num_draft_tokens == 0 for done in plain)
-    for proposer in ("prompt_lookup", "draft"):
+    for proposer in ("prompt_lookup", "suffix", "draft"):
         num_accepted = 0
         for way in WAYS:
             drafted = llm.generate(
