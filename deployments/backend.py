@@ -15,6 +15,7 @@ from specserve.service.running import RequestStream
 from .api.backend import AnswerStyle, CellSnapshot, Load
 from .api.stats import HttpStats
 from .api.watching import RequestObserver
+from .recorder import ShadowTally
 
 OTLP_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 PEERS_WITHIN_S = 1.0
@@ -36,10 +37,12 @@ class EngineBackend:
         style: AnswerStyle,
         dtype: str | None = None,
         placement: str | None = None,
+        shadow: Callable[[], ShadowTally | None] = lambda: None,
     ) -> None:
         self.dtype = dtype
         self.placement = placement
         self._warm_up = warm_up
+        self._shadow = shadow
         self._started = False
         self.engine = engine
         self.model_id = model_id
@@ -99,6 +102,7 @@ class EngineBackend:
             proposers=engine.proposers,
             policy_version=engine.policy_version,
             http=self.http,
+            shadow=self._shadow(),
         )
 
     async def cells(self) -> Sequence[CellSnapshot]:

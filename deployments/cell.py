@@ -8,7 +8,7 @@ import torch
 from specserve.service.engine import Engine, EngineConfig
 from specserve.service.inline import DirectProposerPort, InlineProposerPort, InlineRoundPort
 from specserve.service.models import LoadedModel, ModelShape, load_model, load_tokenizer, resolve_dtype
-from specserve.service.ports import Planner, Proposer, ProposerPort, RoundPort
+from specserve.service.ports import Proposer, ProposerPort, RoundPort
 from specserve.service.proposers.draft_model import DraftModelProposer
 from specserve.service.proposers.eagle3 import attach_eagle3
 from specserve.service.proposers.prediction import PredictionProposer
@@ -93,7 +93,7 @@ def cell_backend(
     config: EngineConfig,
     round_port: RoundPort,
     ports: Mapping[str, ProposerPort],
-    planner: Planner,
+    planner: PolicyPlanner,
 ) -> EngineBackend:
     """Return the backend of a cell made of these parts."""
     tokenizer = load_tokenizer(settings.model_source)
@@ -101,4 +101,5 @@ def cell_backend(
     warm = partial(warm_up, round_port, ports, planner, config)
     dtype = str(resolve_dtype(settings.dtype)).removeprefix("torch.")
     style = AnswerStyle(settings.keep_alive_s, settings.count_rejected_predictions)
-    return EngineBackend(engine, settings.model_id, tokenizer, warm, style, dtype, settings.placement)
+    about = (dtype, settings.placement)
+    return EngineBackend(engine, settings.model_id, tokenizer, warm, style, *about, shadow=lambda: planner.shadow)

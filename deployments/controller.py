@@ -54,7 +54,7 @@ class Controller:
         self._questions: dict[int, tuple[Question, dict[str, Any], set[str]]] = {}
         self._num_questions = 0
         self._usage = SharedUsage()
-        self._canary_revision: int | None = None
+        self._watched: Canary | None = None
         try:
             self.desired = store.desired()
             snapshot_of(self.desired, clock())
@@ -200,12 +200,12 @@ class Controller:
     async def _watch_canary(self) -> None:
         """End the canary when its guard says so."""
         canary = self.desired.rollout.canary
-        if canary is None:
-            return
-        if self._canary_revision != self.desired.revision:
-            self._canary_revision = self.desired.revision
+        if self._watched != canary:
+            self._watched = canary
             for cell in self._cells.values():
                 cell.start = cell.report.tallies
+        if canary is None:
+            return
         active = self._since_start(self.desired.rollout.active)
         why = verdict(canary.guard, self._since_start(canary.version), active)
         if why is None:

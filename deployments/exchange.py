@@ -130,10 +130,10 @@ class Follower:
     def _report(self) -> Report:
         planner = self._planner
         revision = None if planner.snapshot is None else planner.snapshot.revision
-        shadow = planner.shadow_tally if planner.shadow_tally.version is not None else None
-        tallies = copy.deepcopy(planner.tallies)
+        cell = {**self._describe(), **planner.gauges(self._clock())}
+        tallies, shadow = copy.deepcopy(planner.tallies), copy.deepcopy(planner.shadow)
         used = {} if self._quotas is None else self._quotas.used()
-        return Report(self._describe(), revision, tallies, copy.deepcopy(shadow), self._metrics(), used)
+        return Report(cell, revision, tallies, shadow, self._metrics(), used)
 
     def _content(self, question: Question) -> object:
         if question.about == "decisions":

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from specserve.policies.arrivals import arrival_rate, arrived
@@ -21,6 +21,7 @@ from .snapshot import CanaryShare, Governing, Snapshot
 from .tracks import RoundFacts, Tracks
 
 _MAX_TALLIES = 8
+_LATE_ROUNDS = 32
 _OVERRIDDEN = Choice(None, 0, "override")
 _NOTHING = Decision(None, 0, "override")
 
@@ -58,7 +59,7 @@ class PolicyPlanner:
         self._recorder = Recorder()
         self.snapshot: Snapshot | None = None
         self.tallies: dict[int, Tally] = {}
-        self.shadow_tally = ShadowTally()
+        self._shadow_tally = ShadowTally()
 
     @property
     def policy(self) -> Policy:
@@ -69,6 +70,11 @@ class PolicyPlanner:
     def policy_version(self) -> int:
         """The version of the active policy."""
         return self._active.version
+
+    @property
+    def shadow(self) -> ShadowTally | None:
+        """What the shadow would have done; None when there is none."""
+        return None if self._shadow is None else self._shadow_tally
 
     @property
     def costs(self) -> CostTable:
@@ -84,10 +90,6 @@ class PolicyPlanner:
         track = self._tracks.of(request_id)
         return self._active.version if track is None else track.facts.governing.version
 
-    def set_policy(self, policy: Policy, version: int) -> None:
-        """Put another policy in force from the next round; what was learned is kept."""
-        self._active.governing = Governing(version, policy)
-
     def follow(self, snapshot: Snapshot, now_s: float) -> None:
         """Let `snapshot` govern from the next round; what was learned is kept. `now_s` is on the clock of `plan`."""
         self.snapshot = snapshot
@@ -98,7 +100,7 @@ class PolicyPlanner:
         watched = None if self._shadow is None else self._shadow.version
         self._shadow = self._lane(self._shadow, snapshot.shadow)
         if snapshot.shadow is not None and snapshot.shadow.version != watched:
-            self.shadow_tally = ShadowTally(snapshot.shadow.version)
+            self._shadow_tally = ShadowTally(snapshot.shadow.version)
         self._silent_until = {}
         for silence in snapshot.silences:
             end = math.inf if silence.remaining_s is None else now_s + silence.remaining_s
@@ -116,7 +118,7 @@ class PolicyPlanner:
         silent = self._silent(requests, now_s)
         views = requests
         if silent:
-            views = [replace(view, mode="off") if place in silent else view for place, view in enumerate(requests)]
+            views = [_silenced(view) if place in silent else view for place, view in enumerate(requests)]
         choices = [_OVERRIDDEN] * len(views)
         planned = []
         for lane, places in self._parts(views):
@@ -126,7 +128,7 @@ class PolicyPlanner:
             for place, choice in zip(places, plan.choices, strict=True):
                 choices[place] = choice
         if self._shadow is not None:
-            self.shadow_tally.compare(choices, self._shadow.plan(views, available, now_s).choices)
+            self._shadow_tally.compare(choices, self._shadow.plan(views, available, now_s).choices)
         for place in silent:
             choices[place] = _OVERRIDDEN
         qps = self.queries_per_second(now_s)
@@ -183,6 +185,19 @@ class PolicyPlanner:
         """Return the tier's recent acceptance rate, accepted over tested."""
         return self._active.state.acceptance.rate(tier)
 
+    def gauges(self, now_s: float) -> dict[str, Any]:
+        """Return what operators watch: arrivals, acceptance by tier, and the batch and draft length of late rounds."""
+        state, rounds = self._active.state, self._recorder.newest(_LATE_ROUNDS)
+        lengths = [choice.gamma for round_ in rounds for choice in round_.choices]
+        return {
+            "policy_version": self.policy_version,
+            "speculating": state.switch.speculating,
+            "qps": self.queries_per_second(now_s),
+            "acceptance_rate": {tier: state.acceptance.rate(tier) for tier in sorted(state.acceptance.totals)},
+            "mean_batch": len(lengths) / len(rounds) if rounds else 0.0,
+            "mean_gamma": sum(lengths) / len(lengths) if lengths else 0.0,
+        }
+
     def explain(self, name: str) -> list[dict[str, Any]]:
         """Return what is known of the request `name`, or of every choice of the answer with that id; [] if nothing."""
         return [track.explained() for track in self._tracks.found(name)]
@@ -225,3 +240,16 @@ class PolicyPlanner:
             while len(self.tallies) > _MAX_TALLIES:
                 del self.tallies[next(iter(self.tallies))]
         return tally
+
+
+def _silenced(view: RequestView) -> RequestView:
+    """Return the request as if it asked for no drafts; `dataclasses.replace` takes three times as long."""
+    return RequestView(
+        view.request_id,
+        view.tier,
+        "off",
+        view.max_draft_tokens,
+        view.proposer,
+        view.context_tokens,
+        view.remaining_tokens,
+    )

@@ -86,7 +86,10 @@ class PolicyStore:
         except OSError as error:
             raise StoreUnavailableError(f"the policy store {self.path}: {error.strerror}") from error
         with self._transaction("make") as connection:
-            if connection.execute("PRAGMA user_version").fetchone()[0]:
+            found = connection.execute("PRAGMA user_version").fetchone()[0]
+            if found > _SCHEMA_VERSION:
+                raise sqlite3.DatabaseError(f"it has schema {found}, newer than {_SCHEMA_VERSION}")
+            if found:
                 return
             for statement in _SCHEMA:
                 connection.execute(statement)

@@ -19,7 +19,7 @@ from specserve.service.models import read_shape
 
 from .credentials import ADMIN_KEY_VARIABLE, Credentials, load_admin_key, load_key_file
 from .settings import ServiceSettings, load_policy, load_settings
-from .startup import prepared_store, with_admin
+from .startup import governing_name, prepared_store, with_admin
 
 READY_TIMEOUT_S = 180.0
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -76,8 +76,8 @@ def _check_keys(settings: ServiceSettings) -> None:
 def ready_line(settings: ServiceSettings) -> str:
     """Return what is printed once `/ready` answers 200."""
     url = f"http://{settings.host}:{settings.port}"
-    model, admin = f"model {settings.model_id}", f"admin at {admin_url(settings)}"
-    return f"specserve: ready at {url}  ({model}, policy {settings.policy}, {admin}); Ctrl-C stops it"
+    about = f"model {settings.model_id}; policy {governing_name(settings)}; admin at {admin_url(settings)}"
+    return f"specserve: ready at {url}  ({about}); Ctrl-C stops it"
 
 
 def admin_url(settings: ServiceSettings) -> str:

@@ -47,6 +47,20 @@ def free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
+def governing_name(settings: ServiceSettings) -> str:
+    """Return the name and version of the policy that a prepared store, or what was kept of it, makes active."""
+    assert settings.policy_store is not None
+    store = PolicyStore(Path(settings.policy_store))
+    try:
+        desired = store.desired()
+    except StoreUnavailableError:
+        last = kept(store.path)
+        assert last is not None
+        desired = last
+    active = desired.rollout.active
+    return f"{desired.documents[active]['name']}, version {active}"
+
+
 def prepared_store(settings: ServiceSettings, now_s: float) -> PolicyStore:
     """Return the store, with an active policy in it: one that the settings name, or the one that was active last.
 

@@ -94,13 +94,16 @@ def _choice(one: Answer) -> str:
     decision, inputs, policy = one["decision"], one["inputs"], one["policy"]
     rule = "" if one["rule"] is None else f", rule {one['rule']}"
     canary = ", the canary" if policy["canary"] else ""
-    rates = inputs["tokens_per_ms"]
+    rates, summary = inputs["tokens_per_ms"], one["summary"]
+    reasons = ", ".join(f"{reason} {count}" for reason, count in summary["reasons"].items())
     lines = [
         f"{one['request_id']}  tier {one['tier']}, mode {one['asked']['mode']}, on {one['cell']}",
         f"policy {policy['name']}, version {policy['version']}{canary}; law {one['law']}{rule}",
         f"gamma {decision['gamma']} by {decision['proposer'] or 'nobody'}: {one['why']} ({decision['reason']})",
         f"batch {inputs['batch']}, {inputs['qps']:.2f} requests/s, acceptance {inputs['acceptance_rate']:.2f},"
         f" context {inputs['context_tokens']}; tokens/ms {rates['plain']:.3f} plain, {rates['chosen']:.3f} chosen",
+        f"{summary['rounds']} rounds, {summary['drafting_rounds']} with drafts, {summary['accepted']} of"
+        f" {summary['drafted']} draft tokens accepted; by reason: {reasons}",
         "rounds  gamma  proposer        accepted  reason",
     ]
     for part in one["gamma_track"]:

@@ -1,6 +1,6 @@
 """Tracks: what was decided for each request, round by round, and what went into it. Kept for the newest requests."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +12,7 @@ from .snapshot import Governing
 
 MAX_TRACKS = 1024
 _MAX_STRETCHES = 64
+_LAST_ROUND = "end_of_output"
 _WHY = {
     "override": "an operator's override turns speculation off here",
     "mode_off": "the request asked for none",
@@ -57,15 +58,25 @@ class _Stretch:
 
 @dataclass(slots=True)
 class Track:
-    """One request's decisions: the last one's inputs, and the stretches that led to it, oldest first."""
+    """One request's decisions: the last real one with its inputs, and the newest stretches, oldest first.
+
+    That no more than one token fits at the end is no real decision, unless there was no other.
+    """
 
     view: RequestView
     facts: RoundFacts
+    decision: Decision
+    seen_round: int = 0
+    num_rounds: int = 0
+    num_drafting: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
     stretches: deque[_Stretch] = field(default_factory=lambda: deque(maxlen=_MAX_STRETCHES))
 
     def explained(self) -> dict[str, Any]:
         """Return the track as plain data."""
-        view, facts, decision = self.view, self.facts, self.stretches[-1].decision
+        view, facts, decision = self.view, self.facts, self.decision
         acceptance = facts.acceptance.get(view.tier, 0.0)
         policy, version = facts.governing.policy, facts.governing.version
         tier = policy.tier(view.tier)
@@ -88,6 +99,13 @@ class Track:
                 "context_tokens": view.context_tokens,
                 "remaining_tokens": view.remaining_tokens,
                 "tokens_per_ms": {"plain": facts.rate_plain, "chosen": facts.rate_chosen},
+            },
+            "summary": {
+                "rounds": self.num_rounds,
+                "drafting_rounds": self.num_drafting,
+                "drafted": self.num_drafted,
+                "accepted": self.num_accepted,
+                "reasons": dict(self.reasons.most_common()),
             },
             "gamma_track": [
                 {
@@ -117,8 +135,12 @@ class Tracks:
         for view, decision in decided:
             track = tracks.get(view.request_id)
             if track is None:
-                track = tracks[view.request_id] = Track(view, facts)
-            track.view, track.facts = view, facts
+                track = tracks[view.request_id] = Track(view, facts, decision)
+            track.num_rounds += 1
+            track.seen_round = number
+            track.reasons[decision.reason] += 1
+            if decision.reason != _LAST_ROUND:
+                track.view, track.facts, track.decision = view, facts, decision
             stretches = track.stretches
             if not stretches or stretches[-1].decision is not decision or stretches[-1].version != version:
                 stretches.append(_Stretch(decision, version, number))
@@ -126,13 +148,16 @@ class Tracks:
         for _ in range(len(tracks) - MAX_TRACKS):
             oldest = next(iter(tracks))
             track = tracks.pop(oldest)
-            if track.facts.number == number:
+            if track.seen_round == number:
                 tracks[oldest] = track
 
     def learn(self, request_id: str, num_drafted: int, num_accepted: int) -> None:
         """Add what became of the request's last draft."""
         track = self._tracks.get(request_id)
         if track is not None:
+            track.num_drafting += num_drafted > 0
+            track.num_drafted += num_drafted
+            track.num_accepted += num_accepted
             track.stretches[-1].num_drafted += num_drafted
             track.stretches[-1].num_accepted += num_accepted
 

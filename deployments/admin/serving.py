@@ -24,7 +24,8 @@ async def serve_admin(controller: Controller, settings: ServiceSettings) -> None
     credentials = Credentials(settings.api_keys, load_admin_key(settings.admin_key_file, os.environ))
     assert settings.admin_port is not None
     listening = await _listen(settings.host, settings.admin_port)
-    config = uvicorn.Config(build_admin(controller, credentials), log_level="warning", timeout_graceful_shutdown=2)
+    app = build_admin(controller, credentials)
+    config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
     await uvicorn.Server(config).serve(sockets=[listening])
 
 

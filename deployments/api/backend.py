@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from specserve.service.requests import GenerationRequest, StepOutput
 from specserve.service.stats import EngineStats
 
+from ..recorder import ShadowTally
 from .stats import HttpStats
 from .watching import RequestObserver
 
@@ -27,6 +28,7 @@ class CellSnapshot:
     proposers: Mapping[str, bool]
     policy_version: int
     http: HttpStats
+    shadow: ShadowTally | None = None
 
 
 @dataclass(frozen=True, slots=True)

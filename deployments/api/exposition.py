@@ -42,6 +42,7 @@ class Exposition:
             yield _by_tier(timed, cells)
         yield _gammas(cells)
         yield from _gauges(cells)
+        yield from _shadows(cells)
         yield from _http_families(cells)
         yield from ProcessCollector(registry=None).collect()
 
@@ -110,6 +111,21 @@ def _gauges(cells: Sequence[CellSnapshot]) -> Iterator[Metric]:
         for name, available in cell.proposers.items():
             proposer.add_metric((*labels, name), available)
     yield from (running, waiting, used, proposer, version)
+
+
+def _shadows(cells: Sequence[CellSnapshot]) -> Iterator[Metric]:
+    """Yield what policies that are only watched would have done beside the acting one."""
+    labels = (*CELL, "policy", "policy_version")
+    decisions = CounterMetricFamily("specserve_shadow_decisions", "Decisions that a shadow made too.", labels=labels)
+    changed = CounterMetricFamily("specserve_shadow_changed_decisions", "Those that differ.", labels=labels)
+    tokens = CounterMetricFamily("specserve_shadow_draft_tokens", "Tokens it would have asked for.", labels=labels)
+    for cell in cells:
+        if cell.shadow is not None:
+            place = (cell.model_id, cell.engine, "shadow", str(cell.shadow.version))
+            decisions.add_metric(place, cell.shadow.decisions)
+            changed.add_metric(place, cell.shadow.changed)
+            tokens.add_metric(place, cell.shadow.shadow_draft_tokens)
+    yield from (decisions, changed, tokens)
 
 
 def _http_families(cells: Sequence[CellSnapshot]) -> Iterator[Metric]:

@@ -219,6 +219,18 @@ def test_a_request_is_explained_by_the_cell_that_served_it(tmp_path: Path) -> No
     run(tmp_path, story)
 
 
+def test_the_state_shows_what_each_cell_does(tmp_path: Path) -> None:
+    async def story(service: Steered, clock: Clock) -> None:
+        service.play("a", "b", rounds=4)
+        await service.follower.once()
+        cell = (await service.ask("GET", "state"))["cells"]["cell-1"]
+        assert (cell["live"], cell["up_to_date"], cell["rounds"], cell["policy_version"]) == (True, True, 7, 1)
+        assert (cell["mean_batch"], cell["mean_gamma"]) == (2.0, 3.0)
+        assert cell["acceptance_rate"] == {"default": 0.5}
+
+    run(tmp_path, story)
+
+
 def test_the_audit_comes_in_pages(tmp_path: Path) -> None:
     async def story(service: Steered, clock: Clock) -> None:
         for gamma in range(5):

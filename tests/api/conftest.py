@@ -14,6 +14,7 @@ from specserve.deployments.api.app import build_api
 from specserve.deployments.api.backend import AnswerStyle, CellSnapshot, Load
 from specserve.deployments.api.stats import HttpStats
 from specserve.deployments.api.watching import RequestObserver
+from specserve.deployments.recorder import ShadowTally
 from specserve.service.errors import SpecserveError
 from specserve.service.messages import FinishReason, TokenLogprob
 from specserve.service.requests import GenerationRequest, RequestSummary, StepOutput
@@ -78,7 +79,9 @@ class FakeBackend:
         return [self.http]
 
     async def cells(self) -> list[CellSnapshot]:
-        return [CellSnapshot("cell-1", self.model_id, EngineStats(), 2, 3, 10, 4, {"ngram": True}, 7, self.http)]
+        shadow = ShadowTally(9, 20, 5, 30, 40)
+        gauges = (2, 3, 10, 4, {"ngram": True}, 7)
+        return [CellSnapshot("cell-1", self.model_id, EngineStats(), *gauges, self.http, shadow)]
 
     def submit(self, request: GenerationRequest) -> ScriptedStream:
         if self.refusal is not None and len(self.submitted) == self.refuse_after:

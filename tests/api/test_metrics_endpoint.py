@@ -44,6 +44,10 @@ async def test_the_names_that_others_scrape_are_there_with_their_labels(client: 
     assert samples.value("vllm:kv_cache_usage_perc", **cell) == pytest.approx(0.6)
     assert samples.value("specserve_proposer_available", proposer="ngram", **cell) == 1
     assert samples.value("specserve_policy_version_info", policy_version="7", **cell) == 1
+    shadow = {"policy": "shadow", "policy_version": "9", **cell}
+    assert samples.value("specserve_shadow_decisions_total", **shadow) == 20
+    assert samples.value("specserve_shadow_changed_decisions_total", **shadow) == 5
+    assert samples.value("specserve_shadow_draft_tokens_total", **shadow) == 40
     assert samples.value("process_resident_memory_bytes") > 0
 
 

@@ -17,6 +17,11 @@ def view(request_id: str) -> RequestView:
     return RequestView(request_id, "default", "auto", None, None, 10, 50)
 
 
+def following(planner: PolicyPlanner, *, now_s: float = 0.0, **changes: Any) -> None:
+    snapshot = Snapshot((1, ()), Governing(planner.policy_version, planner.policy))
+    planner.follow(replace(snapshot, **changes), now_s)
+
+
 def test_a_planner_plans_learns_and_swaps_its_policy() -> None:
     planner = PolicyPlanner(simple_policy("fixed:3"))
     port: Planner = planner
@@ -26,7 +31,7 @@ def test_a_planner_plans_learns_and_swaps_its_policy() -> None:
     port.arrived(0.0)
     assert planner.queries_per_second(0.0) > 0.0
     assert planner.acceptance_rate("default") == 1.0
-    planner.set_policy(simple_policy("off"), 2)
+    following(planner, active=Governing(2, simple_policy("off")))
     assert port.policy_version == 2
     assert port.plan([view("a")], names, 1.0) == (Decision(None, 0, "policy_off", "off"),)
     assert port.plan([], names, 1.0) == ()
@@ -42,11 +47,6 @@ def test_rounds_with_prompt_tokens_teach_nothing_about_rounds_without() -> None:
         planner.learn((), RoundCost(5, 516, 300.0, (), num_prefill_tokens=512))
         planner.learn((), RoundCost(5, 20, 50.0, (), num_prefill_tokens=16))
     assert [planner.costs.score_ms(4, tokens) for tokens in (4, 20, 520)] == before
-
-
-def following(planner: PolicyPlanner, *, now_s: float = 0.0, **changes: Any) -> None:
-    snapshot = Snapshot((1, ()), Governing(planner.policy_version, planner.policy))
-    planner.follow(replace(snapshot, **changes), now_s)
 
 
 def gammas(planner: PolicyPlanner, views: list[RequestView], now_s: float = 0.0) -> list[tuple[int, str]]:
@@ -68,14 +68,30 @@ def test_a_request_is_explained_by_what_it_was_decided_from_and_its_gamma_track(
     for accepted in (3, 1):
         planner.plan([view("a"), view("b")], NAMES, 0.0)
         planner.learn([Outcome("b", "default", "draft", 3, 3, accepted)], RoundCost(2, 5, 10.0, ()))
-    planner.set_policy(simple_policy("off"), 2)
+    following(planner, active=Governing(2, simple_policy("off")))
     planner.plan([view("b")], NAMES, 1.0)
     (first,), (second,) = planner.explain("a"), planner.explain("b")
     assert (first["inputs"]["batch"], first["inputs"]["round"], first["policy"]["version"]) == (2, 2, 1)
     assert (second["inputs"]["batch"], second["policy"]["version"], second["law"]) == (1, 2, "off")
+    assert second["summary"] == {
+        "rounds": 3,
+        "drafting_rounds": 2,
+        "drafted": 6,
+        "accepted": 4,
+        "reasons": {"fixed": 2, "policy_off": 1},
+    }
     track = [(s["gamma"], s["rounds"], s["drafted"], s["accepted"], s["reason"]) for s in second["gamma_track"]]
     assert track == [(3, 2, 6, 4, "fixed"), (0, 1, 0, 0, "policy_off")]
     assert planner.explain("c") == []
+
+
+def test_the_end_of_the_output_does_not_hide_why_the_request_was_speculated() -> None:
+    planner = PolicyPlanner(simple_policy("fixed:3"))
+    planner.plan([view("a")], NAMES, 0.0)
+    planner.plan([replace(view("a"), remaining_tokens=1)], NAMES, 0.0)
+    (found,) = planner.explain("a")
+    assert (found["decision"]["reason"], found["inputs"]["remaining_tokens"]) == ("fixed", 50)
+    assert found["gamma_track"][-1]["reason"] == "end_of_output"
 
 
 def test_every_choice_of_an_answer_is_found_by_the_answers_id() -> None:
@@ -127,9 +143,12 @@ def test_a_shadow_is_counted_and_never_acts() -> None:
     planner = PolicyPlanner(simple_policy("fixed:3"))
     following(planner, shadow=Governing(2, simple_policy("fixed:5")))
     assert gammas(planner, [view("a"), replace(view("b"), mode="off")]) == [(3, "fixed"), (0, "mode_off")]
-    shadow = planner.shadow_tally
+    shadow = planner.shadow
+    assert shadow is not None
     assert (shadow.version, shadow.decisions, shadow.changed) == (2, 2, 1)
     assert (shadow.draft_tokens, shadow.shadow_draft_tokens) == (3, 5)
+    following(planner)
+    assert planner.shadow is None
 
 
 def test_what_was_learned_outlives_a_change_and_the_canary_begins_with_it() -> None:

@@ -120,6 +120,14 @@ def test_a_store_that_cannot_be_read_says_so_by_name(store: PolicyStore, damage:
         store.desired()
 
 
+def test_a_store_of_a_newer_release_is_left_alone(store: PolicyStore) -> None:
+    with sqlite3.connect(store.path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(StoreUnavailableError, match="schema 99"):
+        store.prepare(SECOND, note())
+
+
 WRITER = """
 import sys
 from pathlib import Path
