@@ -1,6 +1,7 @@
 """The admin API: versions, conflicts, trials, overrides, audit, decisions; and a cell follows at once."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from support.steered import Steered, new_store, steered
 
 from specserve.deployments.controller import Controller
-from specserve.deployments.credentials import Credentials
+from specserve.deployments.credentials import Credentials, key_hash, new_key
 from specserve.deployments.exchange import Reply
 from specserve.deployments.guard import Tally
 
@@ -273,6 +274,26 @@ def test_only_operators_change_and_only_known_keys_look(tmp_path: Path) -> None:
         assert (await service.ask("GET", "audit"))["entries"][0]["actor"] == "admin"
 
     run(tmp_path, story, Credentials(None, KEY))
+
+
+def test_a_viewer_looks_and_may_not_change_and_a_client_may_do_neither(tmp_path: Path) -> None:
+    keys = {role: new_key() for role in ("viewer", "operator", "client")}
+    file = tmp_path / "keys.json"
+    entries = [{"id": f"the-{role}", "sha256": key_hash(key), "role": role} for role, key in keys.items()]
+    file.write_text(json.dumps({"keys": entries}))
+
+    async def story(service: Steered, clock: Clock) -> None:
+        statuses = {}
+        for role, key in keys.items():
+            headers = {"Authorization": f"Bearer {key}"}
+            got = await service.client.get("/admin/v1/state", headers=headers)
+            sent = {"policy": "off", "reason": "x"}
+            put = await service.client.put("/admin/v1/policies", json=sent, headers=headers)
+            statuses[role] = (got.status_code, put.status_code)
+        assert statuses == {"viewer": (200, 403), "operator": (200, 200), "client": (403, 403)}
+        assert service.controller.store.audit(1)[0].actor == "the-operator"
+
+    run(tmp_path, story, Credentials(str(file)))
 
 
 def test_a_cell_keeps_the_last_snapshot_while_the_controller_is_gone(tmp_path: Path) -> None:
