@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from functools import partial
+from typing import get_args
 
 import torch
 
 from specserve.service.engine import Engine, EngineConfig
+from specserve.service.errors import BadRequestError
 from specserve.service.inline import DirectProposerPort, InlineProposerPort, InlineRoundPort
 from specserve.service.models import LoadedModel, ModelShape, load_model, load_tokenizer, resolve_dtype
+from specserve.service.plugins import PluginPort, load_plugin
 from specserve.service.ports import Proposer, ProposerPort, RoundPort
 from specserve.service.proposers.draft_model import DraftModelProposer
 from specserve.service.proposers.eagle3 import attach_eagle3
@@ -22,7 +25,7 @@ from specserve.service.warmup import warm_up
 from .api.backend import AnswerStyle
 from .backend import EngineBackend
 from .planning import PolicyPlanner
-from .settings import ServiceSettings, load_policy
+from .settings import ProposerName, ServiceSettings, load_policy
 
 
 def inline_backend(settings: ServiceSettings, planner: PolicyPlanner | None = None) -> EngineBackend:
@@ -60,9 +63,17 @@ def target_and_attached(settings: ServiceSettings, model: LoadedModel) -> tuple[
 
 
 def local_proposer_ports(settings: ServiceSettings) -> dict[str, ProposerPort]:
-    """Return ports to the proposers that are cheapest in the engine's own process: those without a model."""
+    """Return ports to the proposers in the engine's own process: those without a model, and users' own."""
     built: tuple[Proposer, ...] = (PredictionProposer(), PromptLookupProposer(), SuffixProposer())
-    return {one.name: DirectProposerPort(one) for one in built if one.name in settings.usable_proposers}
+    ports: dict[str, ProposerPort] = {
+        one.name: DirectProposerPort(one) for one in built if one.name in settings.usable_proposers
+    }
+    for path in settings.plugins:
+        plugin = load_plugin(path)
+        if plugin.name in ports or plugin.name in get_args(ProposerName):
+            raise BadRequestError(f"{path} is called {plugin.name!r}, as another proposer is", "proposers")
+        ports[plugin.name] = PluginPort(plugin, trusted=path in settings.trusted_proposers)
+    return ports
 
 
 def draft_proposer(settings: ServiceSettings, vocab_size: int, dtype: torch.dtype) -> DraftModelProposer:

@@ -1,7 +1,7 @@
 """What an operator decides when a service starts: one frozen document, parsed once at the border."""
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -13,6 +13,7 @@ from specserve.service.sources import ModelSource, parse_source, pinned
 
 from .api.limits import RequestLimits
 
+PluginPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 ProposerName = Literal["prediction", "prompt_lookup", "suffix", "draft", "eagle3"]
 
 
@@ -26,7 +27,10 @@ class ServiceSettings(BaseModel):
     )
     draft: str | None = Field(None, description="The draft model, named like `model`; None is the embedded one's.")
     eagle3: str | None = Field(None, description="The folder of an EAGLE-3 head made for the target.")
-    proposers: tuple[ProposerName, ...] = ("prediction", "prompt_lookup", "draft", "eagle3")
+    proposers: tuple[ProposerName | PluginPath, ...] = ("prediction", "prompt_lookup", "draft", "eagle3")
+    trusted_proposers: tuple[PluginPath, ...] = Field(
+        (), description="Plug-ins whose draft probabilities are believed; a wrong one changes what is sampled."
+    )
     dtype: DtypeName = "auto"
     placement: Literal["actors", "inline"] = "actors"
     host: str = "127.0.0.1"
@@ -74,7 +78,12 @@ class ServiceSettings(BaseModel):
         return None if self.eagle3 is None else Path(self.eagle3)
 
     @property
-    def usable_proposers(self) -> tuple[ProposerName, ...]:
+    def plugins(self) -> tuple[str, ...]:
+        """The import paths among the proposers."""
+        return tuple(name for name in self.proposers if ":" in name)
+
+    @property
+    def usable_proposers(self) -> tuple[str, ...]:
         """The proposers that can be built: `draft` needs a draft model, `eagle3` a head."""
         lacking = {"draft": self.draft_source is None, "eagle3": self.eagle3_folder is None}
         return tuple(name for name in self.proposers if not lacking.get(name, False))

@@ -106,6 +106,9 @@ class Drafting:
             for running, _ in rows:
                 running.known[name] = (generation, 0)
             return {}, (time.perf_counter() - started) * 1e3
+        if answer.round != round_number:
+            self._counters.dropped[name] += 1
+            answer = DraftBatch(round_number, (), answer.num_held_requests)
         del self._closed[name][: len(closed)]
         self.num_held[name] = answer.num_held_requests
         return self._accept(answer, generation, name, rows), (time.perf_counter() - started) * 1e3

@@ -41,7 +41,7 @@ def parser() -> Parser:
         _generate,
         _run_generate,
     )
-    _command(commands, "proposers", "list the proposers", "specserve proposers", _nothing, _run_proposers)
+    _command(commands, "proposers", "list the proposers", "specserve proposers", _proposers, _run_proposers)
     _command(
         commands,
         "keys",
@@ -103,8 +103,8 @@ def _positive(text: str) -> int:
     return number
 
 
-def _nothing(parser: Parser) -> None:
-    """Take no arguments."""
+def _proposers(parser: Parser) -> None:
+    parser.add_argument("paths", nargs="*", metavar="MODULE:CLASS", help="proposers of your own, to be made and listed")
 
 
 def _serve(parser: Parser) -> None:
@@ -177,6 +177,12 @@ def _run_proposers(args: argparse.Namespace) -> int:
     print("suffix         continues like the request, or earlier answers of its cache_salt, did; needs nothing")
     print("draft          a small model with the target's tokenizer; needs --draft MODEL, or the embedded target")
     print("eagle3         a head that reads the target's hidden states; needs --eagle3 DIR")
+    print("MODULE:CLASS   your own (specserve.service.plugins shows one); needs a policy or a request that names it")
+    if args.paths:
+        from specserve.service.plugins import load_plugin
+
+        for plugin in map(load_plugin, args.paths):
+            print(f"{plugin.name:13}  {(type(plugin).__doc__ or 'a plug-in').strip().splitlines()[0]}")
     return 0
 
 
