@@ -114,7 +114,10 @@ def _serve(parser: Parser) -> None:
     parser.add_argument("--draft", metavar="MODEL", help="the draft model, named like MODEL (default: the embedded's)")
     parser.add_argument("--eagle3", metavar="DIR", help="an EAGLE-3 head made for MODEL")
     parser.add_argument(
-        "--proposers", type=_comma_separated, metavar="A,B", help="what may draft (default: all that can be built)"
+        "--proposers",
+        type=_comma_separated,
+        metavar="A,B",
+        help="what may draft, if it can be built (default: prediction,prompt_lookup,draft,eagle3)",
     )
     parser.add_argument(
         "--dtype",
