@@ -5,11 +5,11 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .errors import LoadError
-from .figures import Pass
+from .figures import Pass, Sample
 from .prompts import Prompt, as_completion, cut
 from .stream import json_object, read_sample
 from .wire import Answer, Origin, Piece, exchange, parse_url, read_answer, request_bytes
@@ -32,11 +32,12 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """How a pass asks: the same for each of its prompts."""
+    """How a prompt is sent; a pass asks the same for each of its prompts. `tier` None leaves the tier to the server."""
 
     speculation: Speculation
     max_tokens: int
     temperature: float
+    tier: str | None = None
 
 
 def speculation(mode: str, proposer: str | None = None) -> Speculation:
@@ -106,6 +107,32 @@ class Client:
         samples = tuple(read_sample(pieces) for pieces in received)
         return Pass(samples, sum(sample.end_s for sample in samples) if concurrency == 1 else wall_s, cpu_s)
 
+    def run_open(
+        self, model: str, at_s: Sequence[float], found: Sequence[Prompt], asks: Sequence[Ask]
+    ) -> tuple[Sample, ...]:
+        """Return the timed answers to prompts sent each at its own time, whatever became of the others.
+
+        A request's times count from when it was due, so that a late sender hides no wait. Raises LoadError.
+        """
+        salt = secrets.token_hex(8)
+        requests = [
+            request_bytes(self._origin, "POST", *_body(model, prompt, ask, seed, f"{salt}-{seed}"))
+            for seed, (prompt, ask) in enumerate(zip(found, asks, strict=True))
+        ]
+
+        async def send(request: bytes, due_s: float, started_s: float) -> Sample:
+            await asyncio.sleep(max(0.0, started_s + due_s - time.perf_counter()))
+            late_s = time.perf_counter() - started_s - due_s
+            sample = read_sample(await exchange(self._origin, request, self._timeout_s))
+            arrivals_s = tuple(one + late_s for one in sample.arrivals_s)
+            return replace(sample, arrivals_s=arrivals_s, end_s=sample.end_s + late_s)
+
+        async def main() -> list[Sample]:
+            started_s = time.perf_counter()
+            return await asyncio.gather(*(send(*pair, started_s) for pair in zip(requests, at_s, strict=True)))
+
+        return tuple(asyncio.run(main()))
+
     async def _drive(self, requests: Sequence[bytes], concurrency: int) -> list[list[Piece]]:
         received: list[list[Piece]] = [[] for _ in requests]
         waiting = iter(enumerate(requests))
@@ -153,6 +180,8 @@ def _body(model: str, prompt: Prompt, ask: Ask, seed: int, salt: str) -> tuple[s
         "stream_options": {"include_usage": True},
         "speculation": ask.speculation,
     }
+    if ask.tier is not None:
+        body["service_tier"] = ask.tier
     if prompt.kind == "chat":
         path, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": prompt.text}]
     else:

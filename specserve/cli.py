@@ -60,6 +60,14 @@ def parser() -> Parser:
     )
     _command(
         commands,
+        "load",
+        "send open-loop traffic with tiers and ramps, in each mode",
+        "specserve load --shape 1-30-1 --seconds 60 --tiers priority=1,default=3 --objectives priority=8 --report out",
+        _load,
+        _run_load,
+    )
+    _command(
+        commands,
         "policy",
         "steer the policy of a running service",
         "specserve policy apply fixed:4 --reason 'quiet night'",
@@ -298,6 +306,52 @@ def _policy(parser: Parser) -> None:
 
 def _run_policy(args: argparse.Namespace) -> int:
     from specserve.deployments.steering import run
+
+    return run(args)
+
+
+def _load(parser: Parser) -> None:
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="what to serve (default: the embedded model)")
+    parser.add_argument("--url", help="load the server there instead of starting one")
+    parser.add_argument(
+        "--placement", choices=("inline", "actors"), default="actors", help="of the server started (default: actors)"
+    )
+    parser.add_argument(
+        "--shape", default="1-30-1", metavar="R-R-R", help="requests a second, a line between each (default: 1-30-1)"
+    )
+    parser.add_argument("--seconds", type=_positive, default=60, help="how long requests come (default: %(default)s)")
+    parser.add_argument(
+        "--tiers",
+        type=_comma_separated,
+        default=("priority=1", "default=3"),
+        metavar="T=W,T=W",
+        help="service tiers and their weights (default: priority=1,default=3)",
+    )
+    parser.add_argument(
+        "--objectives",
+        type=_comma_separated,
+        default=(),
+        metavar="T=MS,T=MS",
+        help="milliseconds a token (default: priority=30,default=80,flex=200)",
+    )
+    parser.add_argument(
+        "--modes",
+        type=_comma_separated,
+        default=("adaptive",),
+        metavar="A,B",
+        help="plain, fixed:N, adaptive (default: adaptive)",
+    )
+    parser.add_argument(
+        "--workload", default="mixed", help="copy_heavy, open_ended, mixed, long_prompt (default: mixed)"
+    )
+    parser.add_argument("--max-tokens", type=_positive, default=64, help="new tokens a request (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the arrivals (default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="write the results here")
+    parser.add_argument("--report", metavar="DIR", help="write load.md and the trace's plot here")
+
+
+def _run_load(args: argparse.Namespace) -> int:
+    from specserve.load.loading import run
 
     return run(args)
 
