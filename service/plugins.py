@@ -26,6 +26,7 @@ A class needs a `name`, a constructor without arguments, and `propose`; `updated
                 drafts.append(Draft(row.request_id, row.committed_len, (tokens[-1],) * row.gamma))
             return DraftBatch(batch.round, tuple(drafts), len(self._held))
 
+A draft may be a tree: `Draft.parents` says which token each one follows (`trees.py`), `row.gamma` bounds their number.
 `specserve serve --proposers draft,my.module:Echo` offers it; a policy that lists `echo` among its proposers, or a
 request that names it, uses it. What it answers can cost speed and never change an output.
 """
@@ -111,7 +112,8 @@ class PluginPort:
     def _hint(self, draft: Draft) -> Draft:
         token_ids = tuple(int(token) for token in draft.token_ids)
         supports = (draft.support_ids, draft.support_probs) if self._trusted else (None, None)
-        return Draft(draft.request_id, int(draft.committed_len), token_ids, *supports)
+        parents = None if draft.parents is None else tuple(int(parent) for parent in draft.parents)
+        return Draft(draft.request_id, int(draft.committed_len), token_ids, *supports, parents)
 
 
 def _settle(call: "asyncio.Future[object]", answer: object) -> None:

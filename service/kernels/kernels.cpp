@@ -313,11 +313,11 @@ const T* block_keys(const Attention<T>& a, const Tile& tile, const Path& path, i
 }
 
 // outputs[r] = sum over the chunk's keys of their weight times their value, in order of position. Of a tree's row,
-// the values from block `shared` on lie at own[r * CHUNK + position in the chunk], num_own[r] of them.
+// the values from block `shared` on lie at own[r * CHUNK + position in the chunk].
 template <class T, int R, bool TREE>
 void weighted_values(const Attention<T>& a, const Tile& tile, const int64_t* blocks, int64_t first_block,
                      int64_t num_blocks, int64_t num_keys, const Scalar<T>* weights, Scalar<T>* outputs,
-                     int64_t shared, const T* const* own, const int64_t* num_own) {
+                     int64_t shared, const T* const* own) {
   using V = Vec<T>;
   for (int64_t d = 0; d < a.dim; d += LANES) {
     V acc[R];
@@ -333,9 +333,10 @@ void weighted_values(const Attention<T>& a, const Tile& tile, const int64_t* blo
       }
     }
     if constexpr (TREE)
-      for (int r = 0; r < R; ++r)
-        for (int64_t at = shared * LANES; at < num_own[r]; ++at)
-          acc[r] += weights[r * CHUNK + at] * load(own[r * CHUNK + at] + d);
+      for (int64_t at = shared * LANES; at < num_keys; ++at) {
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) acc[r] += weights[r * CHUNK + at] * load(own[r * CHUNK + at] + d);
+      }
     for (int r = 0; r < R; ++r) store(acc[r], outputs + r * a.dim + d);
   }
 }
@@ -348,6 +349,14 @@ inline void block_scores(const Scalar<T>* q, const T* keys, int64_t dim, Vec<T>*
     Vec<T> k = load(keys + d * LANES);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) acc[r] += q[r * dim + d] * k;
+  }
+}
+
+template <class T, int R>
+void score_rows(const Scalar<T>* q, const T* keys, int64_t dim, int count, Vec<T>* products) {
+  if constexpr (R > 0) {
+    if (count == R) block_scores<T, R>(q, keys, dim, products);
+    else score_rows<T, R - 1>(q, keys, dim, count, products);
   }
 }
 
@@ -369,35 +378,34 @@ template <class T> inline Vec<T> masked(const Attention<T>& a, Vec<T> products, 
 // The blocks from `shared` on, of which each row of a tree sees its own path: scores, and where the values lie.
 template <class T, int R>
 void own_blocks(const Attention<T>& a, const Tile& tile, const Scalar<T>* q, const int64_t* position,
-                const int64_t* blocks, int64_t begin, int64_t shared, int64_t num_blocks, Scalar<T> (*scores)[CHUNK],
-                Vec<T>* tops, const T** own, int64_t* num_own) {
+                const int64_t* blocks, int64_t begin, int64_t shared, int64_t num_blocks, int64_t num_keys,
+                Scalar<T> (*scores)[CHUNK], Vec<T>* tops, const T** own) {
   using V = Vec<T>;
   thread_local std::vector<T> scratch;
   scratch.resize(a.dim * LANES);
-  for (int64_t b = shared; b < num_blocks; ++b) {
-    int64_t here = begin + b * LANES, patched_row = -1;
-    const T* keys = nullptr;
-    for (int r = 0; r < R; ++r) {
-      V s = V{} - std::numeric_limits<Scalar<T>>::infinity();
-      if (here <= position[r]) {
-        int64_t row = tile_row(a, tile, r);  // the heads of one row lie side by side and see the same keys
-        if (row != patched_row) keys = block_keys(a, tile, path_of(a, tile, r), blocks[b], here, scratch.data());
-        patched_row = row;
-        V products[1];
-        block_scores<T, 1>(q + r * a.dim, keys, a.dim, products);
-        s = masked(a, products[0], here, position[r]);
+  for (int first = 0, count; first < R; first += count) {
+    for (count = 1; first + count < R && tile_row(a, tile, first + count) == tile_row(a, tile, first);) ++count;
+    Path path = path_of(a, tile, first);  // the same for all heads of a row, which lie side by side
+    for (int64_t b = shared; b < num_blocks; ++b) {
+      int64_t here = begin + b * LANES;
+      bool seen = here <= position[first];
+      V products[R];
+      if (seen)
+        score_rows<T, R>(q + first * a.dim, block_keys(a, tile, path, blocks[b], here, scratch.data()), a.dim, count,
+                         products);
+      for (int r = first; r < first + count; ++r) {
+        V s = V{} - std::numeric_limits<Scalar<T>>::infinity();
+        if (seen) s = masked(a, products[r - first], here, position[r]);
+        store(s, &scores[r][b * LANES]);
+        tops[r] = s > tops[r] ? s : tops[r];
       }
-      store(s, &scores[r][b * LANES]);
-      tops[r] = s > tops[r] ? s : tops[r];
     }
-  }
-  for (int r = 0; r < R; ++r) {
-    Path path = path_of(a, tile, r);
-    num_own[r] = std::min<int64_t>(CHUNK, position[r] + 1 - begin);
-    for (int64_t at = shared * LANES; at < num_own[r]; ++at) {
-      int64_t home = blocks[at / LANES] * LANES + at % LANES;
-      int64_t slot = path.covers(begin + at) ? path.slots[begin + at - path.first] : home;
-      own[r * CHUNK + at] = a.v_blocks + ((slot / LANES * a.kv_heads + tile.kv_head) * LANES + slot % LANES) * a.dim;
+    for (int64_t at = shared * LANES; at < num_keys; ++at) {
+      int64_t slot = blocks[at / LANES] * LANES + at % LANES;
+      if (path.covers(begin + at)) slot = path.slots[begin + at - path.first];
+      else if (begin + at > position[first]) slot = path.slots[0];  // its weight is zero, and something is read there
+      const T* values = a.v_blocks + ((slot / LANES * a.kv_heads + tile.kv_head) * LANES + slot % LANES) * a.dim;
+      for (int r = first; r < first + count; ++r) own[r * CHUNK + at] = values;
     }
   }
 }
@@ -431,12 +439,11 @@ void chunk_partial(const Attention<T>& a, const Tile& tile, const Scalar<T>* q, 
     }
   }
   const T* const* own_values = nullptr;
-  int64_t num_own[R] = {};
   if constexpr (TREE) {
     thread_local std::vector<const T*> own;
     own.resize(R * CHUNK);
     own_values = own.data();
-    own_blocks<T, R>(a, tile, q, position, blocks, begin, shared, num_blocks, scores, tops, own.data(), num_own);
+    own_blocks<T, R>(a, tile, q, position, blocks, begin, shared, num_blocks, end - begin, scores, tops, own.data());
   }
   A best[R];
   for (int r = 0; r < R; ++r) {
@@ -455,7 +462,7 @@ void chunk_partial(const Attention<T>& a, const Tile& tile, const Scalar<T>* q, 
     sums[r] = best[r] == lowest ? A(0) : lane_sum(total);
   }
   weighted_values<T, R, TREE>(a, tile, blocks, first_block, num_blocks, end - begin, &scores[0][0], outputs, shared,
-                              own_values, num_own);
+                              own_values);
 }
 
 template <class T> struct Partials {

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.cells import Cell, FixedPlanner, save_tiny_llama
 from support.rounds import SMALL_VOCAB, TokenRounds, answer, plain, started, tokenizer
+from support.trees import TreeProposer
 
 from specserve.service import plugins
 from specserve.service.engine import Engine, EngineConfig
@@ -46,12 +47,20 @@ LIES: dict[str, Any] = {
     ),
     "another request": lambda batch: DraftBatch(batch.round, (Draft("nobody", 4, (7,)),), 0),
     "probabilities are no numbers": lambda batch: DraftBatch(batch.round, tuple(map(nan_probs, batch.rows)), 0),
+    "parents are no numbers": lambda batch: grown(batch, ("a", "b")),
+    "a child before its parent": lambda batch: grown(batch, (0, 7)),
+    "a parent below zero": lambda batch: grown(batch, (-1, 0)),
     "the same twice": lambda batch: DraftBatch(batch.round, drafts(batch, (7,)).drafts * 2, 0),
 }
 
 
 def drafts(batch: ProposeBatch, token_ids: tuple[Any, ...]) -> DraftBatch:
     return DraftBatch(batch.round, tuple(Draft(r.request_id, r.committed_len, token_ids) for r in batch.rows), 0)
+
+
+def grown(batch: ProposeBatch, parents: tuple[Any, ...]) -> DraftBatch:
+    chains = drafts(batch, (7, 8))
+    return replace(chains, drafts=tuple(replace(draft, parents=parents) for draft in chains.drafts))
 
 
 class Lying:
@@ -79,6 +88,21 @@ def test_whatever_a_plug_in_answers_the_output_is_plain_decodings(lie: str, trus
     counters = asyncio.run(asyncio.wait_for(main(), 60)).counters
     harmless = lie in ("the same twice", "tokens are too many", "probabilities are no numbers")
     assert harmless or counters.missed["lying"] + counters.dropped["lying"] > 0
+
+
+def test_a_plug_in_may_draft_trees() -> None:
+    texts = {"r": (*PROMPT, *plain(PROMPT, 20))}
+    planner = FixedPlanner("tree_right_last", 7)
+
+    async def main() -> None:
+        config = EngineConfig(512, SMALL_VOCAB, (0,), num_pages=16, page_tokens=4)
+        ports = {planner.proposer or "": PluginPort(TreeProposer("right_last", texts, SMALL_VOCAB))}
+        async with started(Engine(TokenRounds(16, 4), ports, planner, tokenizer(), config)) as engine:
+            done = await answer(engine, GenerationRequest("r", PROMPT, Sampling(), 20, ignore_eos=True))
+        assert done.token_ids == plain(PROMPT, 20)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert sum(outcome.num_accepted for outcome in planner.outcomes) > 5
 
 
 def test_a_stalled_plug_in_is_left_alone_until_it_answers_and_what_it_says_late_is_lost() -> None:

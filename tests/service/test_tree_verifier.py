@@ -10,8 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specserve.service import verifier
 from specserve.service.drafting import straightened, well_formed
 from specserve.service.messages import Draft, History, ProposeRow, Sampling, VerifyRow
+from specserve.service.noise import Role, uniform
 from specserve.service.sampling import adjust, target_log_probs
 from specserve.service.trees import paths
 from specserve.service.verifier import decide
@@ -106,6 +108,29 @@ def test_sampled_siblings_leave_the_targets_distribution(acceptance: str) -> Non
     target = target_log_probs(logits[:1], [Sampling(greedy=False)])[0].exp().tolist()
     distance = 0.5 * sum(abs(counts[token] / number - prob) for token, prob in enumerate(target))
     assert distance < 0.037
+
+
+def test_siblings_are_tested_with_numbers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a number that rejected one would say something about the next: too little to show in a distribution."""
+    read: list[list[float]] = []
+
+    def spy(
+        parents: Sequence[int], tokens: Sequence[int], p: object, q: object, accept: list[float], residuals: list[float]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        read.extend([accept, residuals])
+        return (), (0,)
+
+    monkeypatch.setattr(verifier, "recursive_rejection", spy)
+    ids, probs = np.tile(np.arange(3, dtype=np.int32), (5, 1)), np.full((5, 3), 1 / 3, np.float32)
+    sampling = Sampling(greedy=False, seed=9, acceptance="rejection")
+    decide(
+        torch.zeros(6, VOCAB), (row((0, 1, 2, 0, 1), (0, 0, 0, 1, 1), sampling, support_ids=ids, support_probs=probs),)
+    )
+    accept, residuals = read
+    assert len(set(accept)) == 5
+    assert not set(accept) & set(residuals)
+    chain = [uniform(9, position, Role.ACCEPT) for position in (11, 12)]
+    assert [accept[0], accept[3]] == chain, "first children draw the numbers that a chain would"
 
 
 def asked(gamma: int, sampling: Sampling = SEEDED) -> ProposeRow:
