@@ -7,7 +7,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # Which tests `test` and `wheel-test` run; all by default.
 TESTS ?=
 
-.PHONY: install run test conformance gpu-check lint types links wheel-test clean
+.PHONY: install run test chaos conformance gpu-check lint types links wheel-test clean
 
 install: $(STAMP)
 
@@ -31,6 +31,10 @@ conformance: install $(patsubst %,.conformance/%/.installed,contract clients aip
 	test -x .conformance/$*/bin/python || $(PYTHON) -m venv .conformance/$*
 	.conformance/$*/bin/python -m pip install --quiet -r $<
 	touch $@
+
+# Five minutes of random deaths and stalls under load.
+chaos: install
+	CHAOS_SECONDS=300 $(BIN)/python -m pytest -s tests/cluster/test_chaos.py
 
 # Only where there is a GPU; elsewhere every test of it is skipped, with that reason.
 gpu-check: install
