@@ -28,7 +28,7 @@ from .credentials import Credentials
 from .exchange import Follower
 from .planning import PolicyPlanner
 from .remote import Address, ProposerLink, RemoteProposerPort, RemoteRoundPort
-from .settings import ServiceSettings, load_policy
+from .settings import BESIDE_TARGET, ServiceSettings, load_policy
 from .startup import prepared_store
 
 api = build_api(cast(Backend, current.CurrentBackend()), cast(Gatekeeper, current.CurrentGate()), named_in_front=True)
@@ -67,10 +67,11 @@ class EngineDeployment:
             self._link.start()
             await asyncio.wait_for(self._link.wait_connected(), 120)
             ports["draft"] = RemoteProposerPort("draft", self._link)
-        if "eagle3" in parsed.usable_proposers:
+        attached = [name for name in BESIDE_TARGET if name in parsed.usable_proposers]
+        if attached:
             beside_target = ProposerLink(self._locate_target, secret)
             beside_target.start()
-            ports["eagle3"] = RemoteProposerPort("eagle3", beside_target, needs_pages=True)
+            ports |= {name: RemoteProposerPort(name, beside_target, needs_pages=True) for name in attached}
         config = engine_config(parsed, read_shape(parsed.model_source))
         self._backend: EngineBackend = cell_backend(parsed, config, self._round_port, ports, self._planner)
         cell_id, reached = self._backend.cell_id, RemoteController(controller)

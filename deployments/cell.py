@@ -9,13 +9,15 @@ import torch
 from specserve.service.engine import Engine, EngineConfig
 from specserve.service.errors import BadRequestError
 from specserve.service.inline import DirectProposerPort, InlineProposerPort, InlineRoundPort
-from specserve.service.models import LoadedModel, ModelShape, load_model, load_tokenizer, resolve_dtype
+from specserve.service.models import LoadedModel, ModelShape, head_of, load_model, load_tokenizer, resolve_dtype
+from specserve.service.packed_linear import Head
 from specserve.service.plugins import PluginPort, load_plugin
 from specserve.service.ports import Proposer, ProposerPort, RoundPort
 from specserve.service.proposers.draft_model import DraftModelProposer
 from specserve.service.proposers.eagle3 import attach_eagle3
 from specserve.service.proposers.prediction import PredictionProposer
 from specserve.service.proposers.prompt_lookup import PromptLookupProposer
+from specserve.service.proposers.self_draft import SelfDraftProposer, check_layers
 from specserve.service.proposers.suffix import SuffixProposer
 from specserve.service.target import Target
 from specserve.service.torch_thread import torch_thread
@@ -47,19 +49,35 @@ def _models(
     """Return what computes; the modules they were made of are freed."""
     dtype = resolve_dtype(settings.dtype)
     model = load_model(settings.model_source, dtype, settings.device)
-    target, attached = target_and_attached(settings, model)
+    head = head_of(model)
+    target, attached = target_and_attached(settings, model, head)
     wants_draft = "draft" in settings.usable_proposers
     draft = draft_proposer(settings, model.shape.vocab_size, dtype) if wants_draft else None
-    return target, Verifier(model), attached, draft, model.shape
+    return target, Verifier(model, head), attached, draft, model.shape
 
 
-def target_and_attached(settings: ServiceSettings, model: LoadedModel) -> tuple[Target, dict[str, Proposer]]:
-    """Return the target and the proposers that live beside it, because they draft from what it computes."""
-    if "eagle3" not in settings.usable_proposers:
-        return Target(model, settings.num_pages, settings.page_tokens), {}
-    assert settings.eagle3_folder is not None
-    eagle3, features = attach_eagle3(settings.eagle3_folder, model, settings.num_pages, settings.page_tokens)
-    return Target(model, settings.num_pages, settings.page_tokens, features), {eagle3.name: eagle3}
+def target_and_attached(
+    settings: ServiceSettings, model: LoadedModel, head: Head | None = None
+) -> tuple[Target, dict[str, Proposer]]:
+    """Return the target and the proposers that live beside it, because they draft from what it computes.
+
+    Some need the model's head: `head` if it is laid out in this process already.
+    """
+    attached: dict[str, Proposer] = {}
+    features = None
+    if "eagle3" in settings.usable_proposers:
+        assert settings.eagle3_folder is not None
+        eagle3, features = attach_eagle3(settings.eagle3_folder, model, settings.num_pages, settings.page_tokens)
+        attached[eagle3.name] = eagle3
+    target = Target(model, settings.num_pages, settings.page_tokens, features)
+    skips = settings.self_drafts(model.config.num_hidden_layers)
+    if skips:
+        check_layers(model)
+        head = head or head_of(model)
+    for name, skip in skips.items():
+        assert head is not None
+        attached[name] = SelfDraftProposer(name, target, head, skip, settings.page_tokens, model.shape.max_positions)
+    return target, attached
 
 
 def local_proposer_ports(settings: ServiceSettings) -> dict[str, ProposerPort]:

@@ -9,12 +9,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from specserve.policies.document import Policy, policy_from_dict, simple_policy
 from specserve.service.errors import BadRequestError
 from specserve.service.models import DeviceName, DtypeName, embedded_dir
+from specserve.service.skipping import Skip, layers_from, read_skip, whole_layers
 from specserve.service.sources import ModelSource, parse_source, pinned
 
 from .api.limits import RequestLimits
 
 PluginPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
-ProposerName = Literal["prediction", "prompt_lookup", "suffix", "draft", "eagle3"]
+ProposerName = Literal["prediction", "prompt_lookup", "suffix", "draft", "eagle3", "layer_skip", "early_exit"]
+BESIDE_TARGET = ("eagle3", "layer_skip", "early_exit")
+"""Proposers that live in the target's process, because they draft from what it computes."""
 
 
 class ServiceSettings(BaseModel):
@@ -27,7 +30,18 @@ class ServiceSettings(BaseModel):
     )
     draft: str | None = Field(None, description="The draft model, named like `model`; None is the embedded one's.")
     eagle3: str | None = Field(None, description="The folder of an EAGLE-3 head made for the target.")
-    proposers: tuple[ProposerName | PluginPath, ...] = ("prediction", "prompt_lookup", "draft", "eagle3")
+    layer_skip: tuple[int, ...] | str | None = Field(
+        None, description="Layers that the target leaves out to draft for itself, or a file of `train layer_skip`."
+    )
+    early_exit: int | None = Field(None, ge=1, description="Layers after which the target drafts for itself.")
+    proposers: tuple[ProposerName | PluginPath, ...] = (
+        "prediction",
+        "prompt_lookup",
+        "draft",
+        "eagle3",
+        "layer_skip",
+        "early_exit",
+    )
     trusted_proposers: tuple[PluginPath, ...] = Field(
         (), description="Plug-ins whose draft probabilities are believed; a wrong one changes what is sampled."
     )
@@ -77,6 +91,20 @@ class ServiceSettings(BaseModel):
         """Where the EAGLE-3 head lies, if one was given."""
         return None if self.eagle3 is None else Path(self.eagle3)
 
+    def self_drafts(self, num_layers: int) -> dict[str, Skip]:
+        """Return what each proposer that is the target itself leaves out of its `num_layers` layers.
+
+        Raises: ModelUnsupportedError when it has no such layers.
+        """
+        found: dict[str, Skip] = {}
+        if "layer_skip" in self.usable_proposers:
+            named = self.layer_skip
+            skip = read_skip(Path(named)) if isinstance(named, str) else whole_layers(named or ())
+            found["layer_skip"] = skip.checked(num_layers)
+        if "early_exit" in self.usable_proposers:
+            found["early_exit"] = layers_from(self.early_exit or 0, num_layers)
+        return found
+
     @property
     def plugins(self) -> tuple[str, ...]:
         """The import paths among the proposers."""
@@ -84,16 +112,24 @@ class ServiceSettings(BaseModel):
 
     @property
     def usable_proposers(self) -> tuple[str, ...]:
-        """The proposers that can be built: `draft` needs a draft model, `eagle3` a head."""
-        lacking = {"draft": self.draft_source is None, "eagle3": self.eagle3_folder is None}
+        """The proposers that can be built: `draft` needs a draft model, `eagle3` a head, the others beside the target
+        to be told their layers."""
+        lacking = {
+            "draft": self.draft_source is None,
+            "eagle3": self.eagle3_folder is None,
+            "layer_skip": self.layer_skip is None,
+            "early_exit": self.early_exit is None,
+        }
         return tuple(name for name in self.proposers if not lacking.get(name, False))
 
     def pinned(self) -> Self:
         """Return settings that name the same files in every process of the service, whatever its folder."""
         named = {"model": self.model, "draft": self.draft}
         update = {field: str(pinned(parse_source(text))) for field, text in named.items() if text is not None}
-        files = {"api_keys": self.api_keys, "admin_key_file": self.admin_key_file, "eagle3": self.eagle3}
-        update |= {field: str(Path(file).absolute()) for field, file in files.items() if file is not None}
+        for field in ("api_keys", "admin_key_file", "eagle3", "layer_skip"):
+            file = getattr(self, field)
+            if isinstance(file, str):
+                update[field] = str(Path(file).absolute())
         return self.model_copy(update=update)
 
 

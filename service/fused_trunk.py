@@ -17,6 +17,7 @@ from torch import nn
 from .kernels.native import BLOCK_SLOTS, DTYPES, library, pointer
 from .messages import ScoreRow
 from .packed_linear import PackedLinear
+from .skipping import NOTHING, Skip
 from .slots import moved_slots
 from .trees import depths, paths
 
@@ -101,11 +102,12 @@ class FusedTrunk:
         self._values = [torch.zeros(shape, dtype=norm.dtype) for _ in layers]
 
     def forward(
-        self, rows: Sequence[ScoreRow], layers: Sequence[int] = ()
+        self, rows: Sequence[ScoreRow], layers: Sequence[int] = (), skip: Skip = NOTHING
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """Return the hidden states after the final norm of every token of `rows`, and those of `layers`.
 
         Shapes: [total, hidden] each. Layer i is what enters decoder layer i, the last one what leaves the final norm.
+        What is left out by `skip` writes no KV rows. Not both `layers` and `skip`.
         """
         batch = _Packed(rows, self._page_tokens)
         x = self._embed(torch.from_numpy(batch.token_ids))
@@ -114,12 +116,15 @@ class FusedTrunk:
         post: torch.Tensor | None = None
         seen: dict[int, torch.Tensor] = {}
         for index, layer in enumerate(self._layers):
-            normed = self._add_norm(x, branch, post, layer.pre_attention)
-            if index in layers:
-                seen[index] = x.clone()
-            branch = layer.output(self._attention(index, layer, layer.qkv(normed), batch))
-            normed = self._add_norm(x, branch, layer.post_attention, layer.pre_mlp)
-            branch, post = layer.down(self._gated(layer.gate_up(normed))), layer.post_mlp
+            if index not in skip.attention:
+                normed = self._add_norm(x, branch, post, layer.pre_attention)
+                if index in layers:
+                    seen[index] = x.clone()
+                branch = layer.output(self._attention(index, layer, layer.qkv(normed), batch))
+                post = layer.post_attention
+            if index not in skip.mlp:
+                normed = self._add_norm(x, branch, post, layer.pre_mlp)
+                branch, post = layer.down(self._gated(layer.gate_up(normed))), layer.post_mlp
         hidden = self._add_norm(x, branch, post, self._norm)
         seen[len(self._layers)] = hidden
         return hidden, tuple(seen[layer] for layer in layers)

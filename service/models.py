@@ -12,6 +12,7 @@ from transformers.utils import logging as transformers_logging
 from .attention import ATTENTION_NAME, register_attention
 from .errors import ModelUnsupportedError
 from .families import check_config, logit_scale, max_positions
+from .packed_linear import Head
 from .sources import ModelSource, local_folder, parse_source
 
 DtypeName = Literal["auto", "bfloat16", "float32", "float64"]
@@ -99,6 +100,11 @@ def load_model(model: ModelSource | Path | str, dtype: torch.dtype, device: Devi
     trunk = getattr(base, "language_model", base)
     head = _scaled(whole.get_output_embeddings(), logit_scale(config))
     return LoadedModel(trunk, head, whole.config.get_text_config(), dtype, _shape(folder, config))
+
+
+def head_of(model: LoadedModel) -> Head:
+    """Return a model's head, laid out for its device."""
+    return Head(model.head, getattr(model.config, "final_logit_softcapping", None))
 
 
 def load_tokenizer(model: ModelSource | Path | str) -> PreTrainedTokenizerFast:

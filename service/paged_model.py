@@ -10,6 +10,7 @@ from .fused_trunk import FusedTrunk, fused_trunk
 from .messages import ScoreRow
 from .models import LoadedModel
 from .module_trunk import ModuleTrunk
+from .skipping import NOTHING, Skip
 
 LOG = logging.getLogger(__name__)
 AGREEMENT = {torch.bfloat16: 0.1, torch.float32: 1e-3, torch.float64: 1e-4}
@@ -46,14 +47,15 @@ class PagedModel:
                 keep.move(rows)
 
     @torch.inference_mode()
-    def forward(self, rows: Sequence[ScoreRow], keep: FeaturePages | None = None) -> torch.Tensor:
+    def forward(self, rows: Sequence[ScoreRow], keep: FeaturePages | None = None, skip: Skip = NOTHING) -> torch.Tensor:
         """Return the final hidden states of each row's last `num_sampled` positions, packed: [sampled, hidden].
 
         `keep` takes in the hidden states of its layers, of every token: layer i is what enters decoder layer i (0: the
-        embeddings), as in transformers' `hidden_states`; `num_layers` is what leaves the final norm.
+        embeddings), as in transformers' `hidden_states`; `num_layers` is what leaves the final norm. What `skip` names
+        is left out, and writes no KV rows.
         """
         assert self._trunk is not None
-        hidden, states = self._trunk.forward(rows, () if keep is None else keep.layers)
+        hidden, states = self._trunk.forward(rows, () if keep is None else keep.layers, skip)
         if keep is not None:
             keep.write(rows, states)
         if all(row.num_sampled == len(row.token_ids) for row in rows):

@@ -1,12 +1,15 @@
 """The target's part of a round: one packed forward, hidden states out."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from .features import FeaturePages
-from .messages import Features, ScoreBatch
+from .messages import Features, ScoreBatch, ScoreRow
 from .models import LoadedModel
 from .paged_model import PagedModel
+from .skipping import Skip
 
 
 class Target:
@@ -24,7 +27,12 @@ class Target:
         self._paged = PagedModel(model, num_pages, page_tokens)
         self._features = features
         self._moved: set[tuple[str, int]] = set()
+        self._last_round: int | None = None
         self.num_rounds = 0
+
+    def has_scored(self, round_number: int) -> bool:
+        """Return whether a round of this number, or a later one, was scored here."""
+        return self._last_round is not None and round_number <= self._last_round
 
     def score(self, batch: ScoreBatch) -> Features:
         """Return the hidden states of the batch's sampled positions."""
@@ -32,7 +40,19 @@ class Target:
         asked = {(row.request_id, row.start_position): row for row in batch.rows if row.moved_from}
         self._paged.move([row for key, row in asked.items() if key not in self._moved], self._features)
         self._moved = set(asked)
+        self._last_round = batch.round
         return pack_features(batch.round, self._paged.forward(batch.rows, self._features))
+
+    def run_ahead(self, round_number: int, rows: Sequence[ScoreRow], skip: Skip) -> torch.Tensor:
+        """Return the hidden states of `rows` without what `skip` names, for a proposer that drafts with this trunk.
+
+        The KV rows this writes are not the target's own, and nobody takes them for such: they stand from the last
+        committed token on, whose own row is missing until this round is scored, on pages that no other request reads.
+        The score writes true rows to every slot it reads from there on. A row drafted after that score would stay, so
+        none is.
+        """
+        assert not self.has_scored(round_number)
+        return self._paged.forward(rows, skip=skip)
 
 
 def pack_features(round_number: int, hidden: torch.Tensor) -> Features:

@@ -9,7 +9,7 @@ from .acceptance import block_test, expand_support, ratio_test, recursive_reject
 from .coupled import gumbel_max
 from .kernels.native import argmax
 from .messages import Features, Sampling, TokenLogprob, Verdict, VerdictBatch, VerifyBatch, VerifyRow
-from .models import LoadedModel
+from .models import LoadedModel, head_of
 from .noise import Role, uniform
 from .packed_linear import Head
 from .sampling import adjust, target_log_probs, target_scores, widened
@@ -18,10 +18,10 @@ from .trees import children
 
 
 class Verifier:
-    """Owns the LM head. Everything else it needs comes with the batch."""
+    """Owns the LM head (`head` if that is laid out already). Everything else it needs comes with the batch."""
 
-    def __init__(self, model: LoadedModel) -> None:
-        self._head = Head(model.head, getattr(model.config, "final_logit_softcapping", None))
+    def __init__(self, model: LoadedModel, head: Head | None = None) -> None:
+        self._head = head or head_of(model)
         self.num_rounds = 0
 
     @torch.inference_mode()

@@ -14,6 +14,8 @@ BATCH_SIZES = (1, 4, 16)
 DRAFT_LENGTHS = (1, 4, 8)
 REPEATS = 3
 WARM_UP_TIMEOUT_S = 20.0
+SCORED_ROUND, DRAFTED_ROUND = -2, -1
+"""Before every round of a request; a proposer beside the target drafts for no round that was scored already."""
 
 
 class WarmUpLimits(Protocol):
@@ -62,7 +64,7 @@ async def _timed_round(round_port: RoundPort, batch_size: int, num_tokens: int, 
     )
     verify = tuple(VerifyRow(row.request_id, 1, Sampling(), tokens[1:], None, None, None) for row in rows)
     started = time.perf_counter()
-    await round_port.run_round(ScoreBatch(-1, rows), VerifyBatch(-1, verify))
+    await round_port.run_round(ScoreBatch(SCORED_ROUND, rows), VerifyBatch(SCORED_ROUND, verify))
     return (time.perf_counter() - started) * 1e3
 
 
@@ -71,9 +73,9 @@ async def _timed_draft(port: ProposerPort, gamma: int, limits: WarmUpLimits) -> 
     row = ProposeRow(WARM_UP_ID, 4, 0, (5, 6, 5, 6), gamma, Sampling(), block_table=pages)
     started = time.perf_counter()
     try:
-        await port.propose(ProposeBatch(-1, port.name, (row,), ()), WARM_UP_TIMEOUT_S)
+        await port.propose(ProposeBatch(DRAFTED_ROUND, port.name, (row,), ()), WARM_UP_TIMEOUT_S)
         spent = (time.perf_counter() - started) * 1e3
-        await port.propose(ProposeBatch(-1, port.name, (), (WARM_UP_ID,)), WARM_UP_TIMEOUT_S)
+        await port.propose(ProposeBatch(DRAFTED_ROUND, port.name, (), (WARM_UP_ID,)), WARM_UP_TIMEOUT_S)
     except ProposerUnavailableError:
         return None
     return spent

@@ -111,6 +111,11 @@ def _positive(text: str) -> int:
     return number
 
 
+def _layers(text: str) -> tuple[int, ...] | str:
+    parts = _comma_separated(text)
+    return tuple(int(part) for part in parts) if parts and all(part.isdecimal() for part in parts) else text
+
+
 def _proposers(parser: Parser) -> None:
     parser.add_argument("paths", nargs="*", metavar="MODULE:CLASS", help="proposers of your own, to be made and listed")
 
@@ -122,10 +127,14 @@ def _serve(parser: Parser) -> None:
     parser.add_argument("--draft", metavar="MODEL", help="the draft model, named like MODEL (default: the embedded's)")
     parser.add_argument("--eagle3", metavar="DIR", help="an EAGLE-3 head made for MODEL")
     parser.add_argument(
+        "--layer-skip", type=_layers, metavar="N,N|FILE", help="layers that MODEL leaves out to draft for itself"
+    )
+    parser.add_argument("--early-exit", type=_positive, metavar="N", help="layers after which MODEL drafts for itself")
+    parser.add_argument(
         "--proposers",
         type=_comma_separated,
         metavar="A,B",
-        help="what may draft, if it can be built (default: prediction,prompt_lookup,draft,eagle3)",
+        help="what may draft, if it can be built (default: all but suffix)",
     )
     parser.add_argument(
         "--dtype",
@@ -188,6 +197,8 @@ def _run_proposers(args: argparse.Namespace) -> int:
     print("suffix         continues like the request, or earlier answers of its cache_salt, did; needs nothing")
     print("draft          a small model with the target's tokenizer; needs --draft MODEL, or the embedded target")
     print("eagle3         a head that reads the target's hidden states; needs --eagle3 DIR")
+    print("layer_skip     the target without some of its layers; needs --layer-skip N,N, or a file that training finds")
+    print("early_exit     the target's first layers and its head; needs --early-exit N, and a target trained for it")
     print("MODULE:CLASS   your own (specserve.service.plugins shows one); needs a policy or a request that names it")
     if args.paths:
         from specserve.service.plugins import load_plugin

@@ -6,8 +6,7 @@ import torch
 
 from ..errors import ModelUnsupportedError
 from ..messages import DraftBatch, ProposeBatch, ProposeRow, ScoreRow
-from ..models import LoadedModel
-from ..packed_linear import Head
+from ..models import LoadedModel, head_of
 from ..paged_model import PagedModel
 from ..pages import OutOfPagesError, PageAllocator
 from .choosing import Chain, extend
@@ -37,7 +36,7 @@ class DraftModelProposer:
                 f"the draft model knows {model.shape.vocab_size} tokens, the target {target_vocab_size}"
             )
         self._paged = PagedModel(model, num_pages, page_tokens)
-        self._head = Head(model.head, getattr(model.config, "final_logit_softcapping", None))
+        self._head = head_of(model)
         self._max_positions = model.shape.max_positions
         self._allocator = PageAllocator(num_pages, page_tokens)
         self._held: dict[str, _Held] = {}

@@ -11,6 +11,7 @@ from specserve.service.features import FeaturePages
 from specserve.service.kernels.native import library
 from specserve.service.messages import ScoreRow
 from specserve.service.paged_model import PagedModel
+from specserve.service.skipping import Skip, whole_layers
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
 
@@ -20,6 +21,28 @@ def rows(start: int, first: list[int], second: list[int]) -> list[ScoreRow]:
         ScoreRow("a", start, tuple(first), len(first), (3, 0, 5, 9)),
         ScoreRow("b", start, tuple(second), 1, (1, 2, 7, 4)),
     ]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.inference_mode()
+def test_fused_layers_leave_out_what_the_modules_do(name: str, tmp_path: Path) -> None:
+    """The context is the whole model's, as when a target drafts for itself."""
+    model = loaded(tmp_path, CONFIGS[name], torch.float64)
+    skips = (
+        Skip(frozenset({0, 2}), frozenset({1})),
+        Skip(mlp=frozenset({0, 2})),
+        whole_layers([1]),
+        whole_layers([0, 2]),
+    )
+    for skip in skips:
+        fused, modules = (PagedModel(model, 12, 16, fused=kind) for kind in (True, False))
+        assert fused.is_fused
+        for paged in (fused, modules):
+            paged.forward(rows(0, list(range(5, 35)), list(range(3, 33))))
+        ours, theirs = (paged.forward(rows(30, [7, 8], [9, 4]), skip=skip) for paged in (fused, modules))
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+        whole = modules.forward(rows(30, [7, 8], [9, 4]))
+        assert (whole - theirs).norm() > 0.1
 
 
 @pytest.mark.parametrize("name", CONFIGS)
