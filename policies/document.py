@@ -64,7 +64,15 @@ class Policy:
 
     name: str = "default"
     tiers: tuple[tuple[str, TierPolicy], ...] = ((DEFAULT_TIER, TierPolicy()),)
-    proposers: tuple[str, ...] = ("prediction", "prompt_lookup", "suffix", "draft", "eagle3")
+    proposers: tuple[str, ...] = (
+        "prediction",
+        "prompt_lookup",
+        "suffix",
+        "draft",
+        "eagle3",
+        "layer_skip",
+        "early_exit",
+    )
     limits: Limits = Limits()
 
     def tier(self, name: str) -> TierPolicy:

@@ -134,7 +134,7 @@ def _serve(parser: Parser) -> None:
         "--proposers",
         type=_comma_separated,
         metavar="A,B",
-        help="what may draft, if it can be built (default: all but suffix)",
+        help="what may draft; without this, all that can be built but suffix (see `specserve proposers`)",
     )
     parser.add_argument(
         "--dtype",
