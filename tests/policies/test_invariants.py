@@ -187,3 +187,13 @@ def test_a_step_of_acceptance_is_followed_within_200_rounds_down_and_1200_up(num
     up = simulate(policy, MACHINE, [good], num, 6000 * num, seed + 20, state)
     assert follows(down, False) <= 200
     assert follows(up, True) <= 1200
+
+
+def test_a_clock_that_jumped_back_an_hour_does_not_hold_up_speculation() -> None:
+    switch, limits, number = Switch(unrest=3.0, unrest_s=3600.0), Limits(), 0
+    while switch.turn(-0.2, 1, number := number + 1, limits, 3600.0):
+        pass
+    off = number
+    while not switch.turn(0.01, 1, number := number + 1, limits, 0.05 * (number - off)):
+        assert number - off < 5000
+    assert number - off > 64
