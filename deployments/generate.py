@@ -6,12 +6,13 @@ import sys
 from specserve.service.messages import Sampling
 
 from .llm import LLM
-from .settings import ServiceSettings
+from .settings import load_settings
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the completion to stdout and what speculation did to stderr."""
-    settings = ServiceSettings(model=args.model, policy=args.policy, placement="inline")
+    given = {"model": args.model, "policy": args.policy, "placement": "inline"}
+    settings = load_settings(None, given if args.proposer is None else {**given, "proposers": (args.proposer,)})
     greedy = args.temperature == 0
     sampling = Sampling(greedy=greedy, temperature=args.temperature or 1.0, seed=args.seed or 0)
     with LLM(settings=settings) as llm:

@@ -19,6 +19,7 @@ def test_hidden_states_are_the_cpus() -> None:
     rows = [
         ScoreRow("a", 0, tuple(range(5, 45)), 40, (0, 3, 1)),
         ScoreRow("b", 0, tuple(range(50, 57)), 7, (2,)),
+        ScoreRow("c", 0, tuple(range(60, 65)), 5, (4,), parents=(0, 0, 1, 2)),
     ]
     there = PagedModel(load_model(embedded_dir("target"), torch.float32, "cuda"), 16, 16).forward(rows).cpu()
     here = PagedModel(load_model(embedded_dir("target"), torch.float32), 16, 16).forward(rows)
@@ -29,9 +30,9 @@ def test_hidden_states_are_the_cpus() -> None:
     "sampling", [Sampling(), Sampling(greedy=False, temperature=0.8, seed=5)], ids=["greedy", "seeded"]
 )
 def test_speculation_changes_no_token(sampling: Sampling) -> None:
-    with LLM(dtype="float32", device="cuda") as llm:
+    with LLM(dtype="float32", device="cuda", proposers=("draft", "prompt_lookup", "suffix")) as llm:
         plain = llm.generate(PROMPTS, max_tokens=48, sampling=sampling, mode="off", ignore_eos=True)
-        for proposer in ("draft", "prompt_lookup"):
+        for proposer in ("draft", "prompt_lookup", "suffix"):
             for gamma in (1, 4, 8):
                 drafted = llm.generate(
                     PROMPTS,
