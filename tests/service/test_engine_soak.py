@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 from support.cells import RandomPlanner
-from support.rounds import Guessing, TokenRounds, answer, plain, started, token_engine
+from support.rounds import SMALL_VOCAB, Guessing, TokenRounds, answer, plain, started, token_engine
+from support.trees import TreeProposer
 
 from specserve.service.engine import Engine
 from specserve.service.messages import Sampling
@@ -49,14 +50,21 @@ async def client(engine: Engine, work: Iterator[tuple[GenerationRequest, int | N
     return served
 
 
-@pytest.mark.parametrize("lost", [False, True], ids=["calm", "with the target lost now and then"])
-def test_two_thousand_requests_leave_nothing_behind(lost: bool) -> None:
+@pytest.mark.parametrize(
+    ("lost", "scored"),
+    [(False, False), (True, False), (True, True)],
+    ids=["calm", "with target or verifier lost now and then", "with either lost after the target's part"],
+)
+def test_two_thousand_requests_leave_nothing_behind(lost: bool, scored: bool) -> None:
     async def main() -> None:
         draw = random.Random(9)
         failing = {number: draw.random() < 0.5 for number in range(20, 20_000, 61)} if lost else {}
-        rounds = TokenRounds(NUM_PAGES, 4, lose=failing)
+        rounds = TokenRounds(NUM_PAGES, 4, lose=failing, scored_when_lost=scored)
         limits = {"max_running": 12, "prefill_tokens": 40, "prefill_tokens_busy": 16}
-        proposers = [Guessing(0.7), PromptLookupProposer(1, 3)]
+        asked = [request for request, _ in arrivals(4)]
+        texts = {r.request_id: (*r.prompt_token_ids, *plain(r.prompt_token_ids, r.max_tokens)) for r in asked}
+        trees = [TreeProposer(shape, texts, SMALL_VOCAB) for shape in ("mixed", "right_last")]
+        proposers = [Guessing(0.7), PromptLookupProposer(1, 3), *trees]
         engine = token_engine(rounds, RandomPlanner(2), proposers, **limits)
         async with started(engine):
             work = arrivals(4)
