@@ -12,7 +12,7 @@ from specserve.service.target import Target
 from specserve.service.torch_thread import torch_thread
 from specserve.service.verifier import Verifier
 
-from .cell import draft_proposer, target_and_attached
+from .cell import draft_proposer, model_grammars, target_and_attached
 from .hosts import Address, ProposerHost, TargetHost, VerifierHost
 from .settings import ServiceSettings
 
@@ -52,7 +52,10 @@ def _target(settings: ServiceSettings) -> tuple[Target, dict[str, Proposer]]:
 
 
 def _verifier(settings: ServiceSettings) -> Verifier:
-    return Verifier(load_model(settings.model_source, resolve_dtype(settings.dtype), settings.device))
+    model = load_model(settings.model_source, resolve_dtype(settings.dtype), settings.device)
+    grammars = model_grammars(settings, model.shape)
+    grammars.prepare()
+    return Verifier(model, grammars)
 
 
 @ray.remote(max_restarts=-1, num_cpus=0, max_concurrency=8)

@@ -21,7 +21,7 @@ from .api.app import build_api
 from .api.backend import Backend
 from .api.gate import Gate, Gatekeeper
 from .backend import EngineBackend
-from .cell import cell_backend, engine_config, local_proposer_ports
+from .cell import cell_backend, engine_config, local_proposer_ports, model_grammars
 from .cellreport import cell_report
 from .controlplane import ControllerDeployment, RemoteController
 from .credentials import Credentials
@@ -72,8 +72,9 @@ class EngineDeployment:
             beside_target = ProposerLink(self._locate_target, secret)
             beside_target.start()
             ports |= {name: RemoteProposerPort(name, beside_target, needs_pages=True) for name in attached}
-        config = engine_config(parsed, read_shape(parsed.model_source))
-        self._backend: EngineBackend = cell_backend(parsed, config, self._round_port, ports, self._planner)
+        shape = read_shape(parsed.model_source)
+        config, grammars = engine_config(parsed, shape), model_grammars(parsed, shape)
+        self._backend: EngineBackend = cell_backend(parsed, config, self._round_port, ports, self._planner, grammars)
         cell_id, reached = self._backend.cell_id, RemoteController(controller)
         gate = Gate(Credentials(parsed.api_keys), parsed.limits)
         follower = Follower(

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from transformers import PreTrainedTokenizerFast
 
 from specserve.service.engine import Engine
+from specserve.service.grammar import Grammars
 from specserve.service.requests import GenerationRequest
 from specserve.service.running import RequestStream
 
@@ -63,6 +64,11 @@ class EngineBackend:
     def vocab_size(self) -> int:
         """Number of token ids."""
         return self.engine.config.vocab_size
+
+    @property
+    def grammars(self) -> Grammars | None:
+        """The grammars that requests may name."""
+        return self.engine.grammars
 
     @property
     def ready(self) -> bool:

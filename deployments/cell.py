@@ -8,8 +8,17 @@ import torch
 
 from specserve.service.engine import Engine, EngineConfig
 from specserve.service.errors import BadRequestError
+from specserve.service.grammar import Grammars
 from specserve.service.inline import DirectProposerPort, InlineProposerPort, InlineRoundPort
-from specserve.service.models import LoadedModel, ModelShape, head_of, load_model, load_tokenizer, resolve_dtype
+from specserve.service.models import (
+    LoadedModel,
+    ModelShape,
+    head_of,
+    load_model,
+    load_tokenizer,
+    read_shape,
+    resolve_dtype,
+)
 from specserve.service.packed_linear import Head
 from specserve.service.plugins import PluginPort, load_plugin
 from specserve.service.ports import Proposer, ProposerPort, RoundPort
@@ -33,19 +42,21 @@ from .settings import ProposerName, ServiceSettings, load_policy
 def inline_backend(settings: ServiceSettings, planner: PolicyPlanner | None = None) -> EngineBackend:
     """Return a backend whose every part lives in this process; its engine is not started yet."""
     executor = torch_thread(settings.num_threads)
-    target, verifier, attached, draft, shape = executor.submit(_models, settings).result()
+    shape = read_shape(settings.model_source)
+    grammars = model_grammars(settings, shape)
+    target, verifier, attached, draft = executor.submit(_models, settings, grammars).result()
     ports = local_proposer_ports(settings)
     if draft is not None:
         ports[draft.name] = InlineProposerPort(draft, executor)
     ports |= {name: InlineProposerPort(one, executor, needs_pages=True) for name, one in attached.items()}
     round_port = InlineRoundPort(target, verifier, executor)
     planner = planner or PolicyPlanner(load_policy(settings.policy))
-    return cell_backend(settings, engine_config(settings, shape), round_port, ports, planner)
+    return cell_backend(settings, engine_config(settings, shape), round_port, ports, planner, grammars)
 
 
 def _models(
-    settings: ServiceSettings,
-) -> tuple[Target, Verifier, dict[str, Proposer], DraftModelProposer | None, ModelShape]:
+    settings: ServiceSettings, grammars: Grammars
+) -> tuple[Target, Verifier, dict[str, Proposer], DraftModelProposer | None]:
     """Return what computes; the modules they were made of are freed."""
     dtype = resolve_dtype(settings.dtype)
     model = load_model(settings.model_source, dtype, settings.device)
@@ -53,7 +64,7 @@ def _models(
     target, attached = target_and_attached(settings, model, head)
     wants_draft = "draft" in settings.usable_proposers
     draft = draft_proposer(settings, model.shape.vocab_size, dtype) if wants_draft else None
-    return target, Verifier(model, head), attached, draft, model.shape
+    return target, Verifier(model, grammars, head), attached, draft
 
 
 def target_and_attached(
@@ -78,6 +89,11 @@ def target_and_attached(
         assert head is not None
         attached[name] = SelfDraftProposer(name, target, head, skip, settings.page_tokens, model.shape.max_positions)
     return target, attached
+
+
+def model_grammars(settings: ServiceSettings, shape: ModelShape) -> Grammars:
+    """Return the grammars of the model's own tokenizer."""
+    return Grammars(load_tokenizer(settings.model_source), shape.vocab_size, shape.eos_token_ids)
 
 
 def local_proposer_ports(settings: ServiceSettings) -> dict[str, ProposerPort]:
@@ -123,10 +139,11 @@ def cell_backend(
     round_port: RoundPort,
     ports: Mapping[str, ProposerPort],
     planner: PolicyPlanner,
+    grammars: Grammars,
 ) -> EngineBackend:
     """Return the backend of a cell made of these parts."""
-    tokenizer = load_tokenizer(settings.model_source)
-    engine = Engine(round_port, ports, planner, tokenizer, config)
+    tokenizer = grammars.tokenizer
+    engine = Engine(round_port, ports, planner, tokenizer, config, grammars)
     warm = partial(warm_up, round_port, ports, planner, config)
     dtype = str(resolve_dtype(settings.dtype)).removeprefix("torch.")
     style = AnswerStyle(settings.keep_alive_s, settings.count_rejected_predictions)

@@ -7,6 +7,7 @@ from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
 
 from .alignment import Alignment
+from .grammar import Matcher
 from .messages import FinishReason, TokenLogprob
 from .requests import GenerationRequest
 
@@ -16,6 +17,7 @@ class Output:
     """What one request has produced so far. `held_text` is not shown yet: it may turn out to begin a stop string.
 
     `alignment` is the output's place in the prediction, if the caller sent one.
+    `matcher` is the output's place in its grammar, if it has one.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -23,6 +25,7 @@ class Output:
     finish_reason: FinishReason | None = None
     decoder: Any = field(default_factory=lambda: DecodeStream(skip_special_tokens=True))
     alignment: Alignment | None = None
+    matcher: Matcher | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +48,15 @@ def commit(
     """Commit `token_ids` one by one until one of them ends the request; what comes after it is dropped.
 
     Until `min_tokens` are there, the verifier lets no ending token appear, and stop strings are looked for from then
-    on.
+    on. A grammar that is complete ends the request, too; one that has no way on ends it as a full output would.
     """
     shown = ""
     ending = ending_token_ids(request, eos_token_ids)
     taken = 0
     for token_id in token_ids:
+        if output.matcher is not None and not output.matcher.advance(token_id):
+            output.finish_reason = "length"
+            break
         output.token_ids.append(token_id)
         taken += 1
         count = len(output.token_ids)
@@ -61,6 +67,9 @@ def commit(
         stop = _first_stop(output.held_text, request.stop) if count >= request.min_tokens else None
         if stop is not None:
             output.held_text = output.held_text[:stop]
+            output.finish_reason = "stop"
+            break
+        if output.matcher is not None and output.matcher.complete:
             output.finish_reason = "stop"
             break
         if count >= request.max_tokens:

@@ -10,10 +10,11 @@ from typing import Protocol
 import numpy as np
 
 from .errors import ProposerUnavailableError
+from .grammar import Matcher
 from .messages import PREDICTION, Draft, DraftBatch, ProposeBatch, ProposeRow
 from .ports import CommittedOutput, Decision, Learner, ProposerPort
 from .running import Running
-from .trees import children, is_chain, is_tree
+from .trees import children, is_chain, is_tree, paths
 
 
 class DraftingLimits(Protocol):
@@ -128,8 +129,10 @@ class Drafting:
             running.known[name] = (generation, row.committed_len)
             if not well_formed(draft, row, self._limits.vocab_size):
                 self._counters.dropped[name] += 1
-            elif draft.token_ids:
-                drafts[row.request_id] = straightened(draft)
+                continue
+            draft = straightened(within_grammar(draft, running.output.matcher))
+            if draft.token_ids:
+                drafts[row.request_id] = draft
         return drafts
 
 
@@ -157,6 +160,45 @@ def _row(running: Running, port: ProposerPort, gamma: int) -> ProposeRow:
 def straightened(draft: Draft) -> Draft:
     """Return `draft`, without parents where they say a chain."""
     return replace(draft, parents=None) if draft.parents is not None and is_chain(draft.parents) else draft
+
+
+def within_grammar(draft: Draft, matcher: Matcher | None) -> Draft:
+    """Return `draft` up to where the output's grammar forbids a token; what follows could never be accepted.
+
+    That token itself stays when it was sampled for a ratio test: its rejection leaves a residual, and a draft whose
+    length depended on it would bias the output. Otherwise it goes: nothing of the output depends on a walk's length.
+    """
+    if matcher is None:
+        return draft
+    sampled = draft.support_ids is not None
+    if draft.parents is not None:
+        return draft if sampled else _pruned(draft, draft.parents, matcher)
+    length = min(matcher.num_allowed(draft.token_ids) + sampled, len(draft.token_ids))
+    if length == len(draft.token_ids):
+        return draft
+    ids, probs = draft.support_ids, draft.support_probs
+    return replace(
+        draft,
+        token_ids=draft.token_ids[:length],
+        support_ids=None if ids is None else ids[:length],
+        support_probs=None if probs is None else probs[:length],
+    )
+
+
+def _pruned(draft: Draft, parents: Sequence[int], matcher: Matcher) -> Draft:
+    """Return a tree without the nodes that the grammar forbids and what hangs on them."""
+    kept = {0: 0}
+    for node, path in enumerate(paths(parents)):
+        if node and path[-2] in kept:
+            tokens = [draft.token_ids[one - 1] for one in path[1:]]
+            if matcher.num_allowed(tokens) == len(tokens):
+                kept[node] = len(kept)
+    nodes = [node for node in kept if node]
+    return replace(
+        draft,
+        token_ids=tuple(draft.token_ids[node - 1] for node in nodes),
+        parents=tuple(kept[parents[node - 1]] for node in nodes),
+    )
 
 
 def well_formed(draft: Draft, row: ProposeRow, vocab_size: int) -> bool:

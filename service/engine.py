@@ -9,9 +9,10 @@ from typing import Literal
 
 from transformers import PreTrainedTokenizerFast
 
-from .commit import commit
+from .commit import Output, commit
 from .drafting import Drafting
 from .errors import BadRequestError, EngineStoppedError, RoundLostError
+from .grammar import Grammars, Matcher
 from .messages import Draft, ScoreBatch, Verdict, VerifyBatch
 from .ports import Decision, Outcome, Planner, ProposerPort, RoundCost, RoundPort
 from .requests import GenerationRequest, StepOutput, check_request
@@ -53,10 +54,12 @@ class Engine:
         planner: Planner,
         tokenizer: PreTrainedTokenizerFast,
         config: EngineConfig,
+        grammars: Grammars | None = None,
     ) -> None:
         self._round_port = round_port
         self._planner = planner
         self._tokenizer = tokenizer
+        self.grammars = grammars
         self.config = config
         self.counters = EngineStats()
         self._drafting = Drafting(proposers, config, self.counters)
@@ -127,13 +130,22 @@ class Engine:
             raise BadRequestError(f"a request named {request.request_id!r} is being served", "request_id")
         if self.failed:
             raise EngineStoppedError("the engine has stopped")
+        matcher = self._matcher(request.grammar)
         now_s = time.monotonic()
         stream = RequestStream(request.request_id, partial(self._cancelled.append, request.request_id))
-        self._scheduler.add(Running(request, stream, now_s, list(request.prompt_token_ids)))
+        output = Output(matcher=matcher)
+        self._scheduler.add(Running(request, stream, now_s, list(request.prompt_token_ids), output=output))
         self.counters.requests += 1
         self._planner.arrived(now_s)
         self._wake.set()
         return stream
+
+    def _matcher(self, grammar: str | None) -> Matcher | None:
+        if grammar is None:
+            return None
+        if self.grammars is None:
+            raise BadRequestError("this engine follows no grammars", "response_format")
+        return self.grammars.matcher(grammar)
 
     async def _loop(self) -> None:
         try:

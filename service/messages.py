@@ -129,6 +129,17 @@ class History:
     counts: npt.NDArray[np.int32]
 
 
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A grammar's text and the committed output that must follow it: all that a verifier needs after a restart.
+
+    Size: the text + 4 * output tokens.
+    """
+
+    grammar: str
+    output_token_ids: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class VerifyRow:
     """One request's sampled positions: `len(draft.token_ids) + 1` of them when there is a draft, else one.
@@ -149,6 +160,7 @@ class VerifyRow:
     barred_token_ids: tuple[int, ...] = ()
     num_barred: int = 0
     parents: tuple[int, ...] | None = None
+    constraint: Constraint | None = None
 
     @property
     def positions(self) -> list[int]:

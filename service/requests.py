@@ -16,6 +16,7 @@ class GenerationRequest:
     `priority` orders the requests of a tier, lower first (vLLM's meaning). Only requests with the same `cache_salt`
     share cached prefixes, so that no tenant can guess another's prompts from the time they take.
     `prediction_token_ids` is the output the caller expects; it changes the speed and nothing else.
+    `grammar` is the text of the grammar that the output must follow (`json_schema.py` writes such).
     """
 
     request_id: str
@@ -34,6 +35,7 @@ class GenerationRequest:
     priority: int = 0
     cache_salt: str = ""
     prediction_token_ids: tuple[int, ...] | None = None
+    grammar: str | None = None
 
     @property
     def prediction(self) -> Prediction | None:

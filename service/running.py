@@ -10,7 +10,7 @@ from .alignment import Alignment
 from .commit import Output, ending_token_ids
 from .errors import SpecserveError
 from .history import TokenCounts
-from .messages import Draft, VerifyRow
+from .messages import Constraint, Draft, VerifyRow
 from .ports import RequestView
 from .prefix import PrefixKeys
 from .requests import GenerationRequest, RequestSummary, StepOutput
@@ -146,6 +146,7 @@ class Running:
         if sampling.penalised and self.counts is None:
             self.counts = TokenCounts(self.request.prompt_token_ids, sampling)
         num_barred = max(self.request.min_tokens - len(self.output.token_ids), 0)
+        grammar = self.request.grammar
         return VerifyRow(
             self.request.request_id,
             self.committed_len,
@@ -158,6 +159,7 @@ class Running:
             ending_token_ids(self.request, eos_token_ids) if num_barred else (),
             num_barred,
             parents=draft.parents if draft is not None else None,
+            constraint=None if grammar is None else Constraint(grammar, tuple(self.output.token_ids)),
         )
 
     def observe(self, reason: str, proposer: str | None, num_drafted: int, num_accepted: int) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from .acceptance import block_test, expand_support, ratio_test, recursive_rejection, walk_chain, walk_tree
 from .coupled import gumbel_max
+from .grammar import Grammars, Matchers
 from .kernels.native import argmax
 from .messages import Features, Sampling, TokenLogprob, Verdict, VerdictBatch, VerifyBatch, VerifyRow
 from .models import LoadedModel, head_of
@@ -18,9 +19,13 @@ from .trees import children
 
 
 class Verifier:
-    """Owns the LM head (`head` if that is laid out already). Everything else it needs comes with the batch."""
+    """Owns the LM head (`head` if that is laid out already). Everything else it needs comes with the batch.
 
-    def __init__(self, model: LoadedModel, head: Head | None = None) -> None:
+    Without `grammars` no row may be constrained.
+    """
+
+    def __init__(self, model: LoadedModel, grammars: Grammars | None = None, head: Head | None = None) -> None:
+        self._matchers = None if grammars is None else Matchers(grammars)
         self._head = head or head_of(model)
         self.num_rounds = 0
 
@@ -30,14 +35,31 @@ class Verifier:
         started = time.perf_counter()
         self.num_rounds += 1
         logits = self._head(unpack_features(features).to(self._head.device))
-        verdicts = decide(logits, batch.rows)
+        verdicts = decide(logits, batch.rows, self._within_grammars(logits, batch.rows))
         return VerdictBatch(batch.round, verdicts, (time.perf_counter() - started) * 1e3)
 
+    def _within_grammars(self, logits: torch.Tensor, rows: tuple[VerifyRow, ...]) -> torch.Tensor:
+        """Return `logits`, or a copy in which -inf stands wherever the grammar of a constrained row forbids a token."""
+        if all(row.constraint is None for row in rows):
+            return logits
+        assert self._matchers is not None
+        allowed, start = logits.clone(), 0
+        for row in rows:
+            end = start + len(row.draft_token_ids) + 1
+            if row.constraint is not None:
+                masks = self._matchers.at(row.request_id, row.constraint).masks(row.draft_token_ids, row.parents)
+                allowed[start:end].masked_fill_(torch.from_numpy(~masks).to(logits.device), -torch.inf)
+            start = end
+        return allowed
 
-def decide(logits: torch.Tensor, rows: tuple[VerifyRow, ...]) -> tuple[Verdict, ...]:
+
+def decide(
+    logits: torch.Tensor, rows: tuple[VerifyRow, ...], allowed: torch.Tensor | None = None
+) -> tuple[Verdict, ...]:
     """Return the verdicts of packed `logits` [sum(gamma + 1), vocab]; each position is processed on its own prefix.
 
     A chain's position i follows i of its tokens, a tree's the way to its node i.
+    `allowed` are the logits within the rows' grammars, where there are any.
     Greedy positions are decided in the logits' own dtype; only what is adjusted, sampled or logged becomes float32.
     Log-probabilities are those of the raw logits, before every processor.
     """
@@ -46,11 +68,12 @@ def decide(logits: torch.Tensor, rows: tuple[VerifyRow, ...]) -> tuple[Verdict, 
     for row in rows:
         spans.append((start, start + len(row.draft_token_ids) + 1))
         start = spans[-1][1]
-    tokens = _target_tokens(logits, rows, spans)
+    allowed = logits if allowed is None else allowed
+    tokens = _target_tokens(allowed, rows, spans)
     verdicts = []
     for row, (start, end) in zip(rows, spans, strict=True):
         if tokens[start] is None:
-            path, emitted = _ratio(logits[start:end], row)
+            path, emitted = _ratio(allowed[start:end], row)
         else:
             path, emitted = _walk(row, [token for token in tokens[start:end] if token is not None])
         logprobs = _logprobs(logits[start:end], (0, *path), emitted, row.num_logprobs)

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerFast
 
+from specserve.service.grammar import Grammars
 from specserve.service.requests import GenerationRequest, StepOutput
 from specserve.service.stats import EngineStats
 
@@ -96,6 +97,11 @@ class Backend(Protocol):
 
     @property
     def load(self) -> Load: ...
+
+    @property
+    def grammars(self) -> Grammars | None:
+        """What outputs may be held to; None where that is not offered."""
+        ...
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast: ...

@@ -1,0 +1,14 @@
+"""Tokenizers whose every token is one byte."""
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+
+def byte_tokenizer(without: str = "") -> PreTrainedTokenizerFast:
+    """Return a tokenizer of 256 tokens, a byte each and no EOS; the characters `without` are spelled `<n>` instead."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = {f"<{place}>" if char in without else char: place for place, char in enumerate(alphabet)}
+    bare = Tokenizer(models.BPE(names, []))
+    bare.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bare.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=bare)
