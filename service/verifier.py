@@ -35,22 +35,26 @@ class Verifier:
         started = time.perf_counter()
         self.num_rounds += 1
         logits = self._head(unpack_features(features).to(self._head.device))
-        verdicts = decide(logits, batch.rows, self._within_grammars(logits, batch.rows))
+        verdicts = decide(logits, batch.rows, within_grammars(logits, batch.rows, self._matchers))
         return VerdictBatch(batch.round, verdicts, (time.perf_counter() - started) * 1e3)
 
-    def _within_grammars(self, logits: torch.Tensor, rows: tuple[VerifyRow, ...]) -> torch.Tensor:
-        """Return `logits`, or a copy in which -inf stands wherever the grammar of a constrained row forbids a token."""
-        if all(row.constraint is None for row in rows):
-            return logits
-        assert self._matchers is not None
-        allowed, start = logits.clone(), 0
-        for row in rows:
-            end = start + len(row.draft_token_ids) + 1
-            if row.constraint is not None:
-                masks = self._matchers.at(row.request_id, row.constraint).masks(row.draft_token_ids, row.parents)
-                allowed[start:end].masked_fill_(torch.from_numpy(~masks).to(logits.device), -torch.inf)
-            start = end
-        return allowed
+
+def within_grammars(logits: torch.Tensor, rows: tuple[VerifyRow, ...], matchers: Matchers | None) -> torch.Tensor:
+    """Return `logits`, or a copy in which -inf stands wherever the grammar of a constrained row forbids a token.
+
+    Each position, the bonus token's too, is held to the grammar on its own prefix.
+    """
+    if all(row.constraint is None for row in rows):
+        return logits
+    assert matchers is not None
+    allowed, start = logits.clone(), 0
+    for row in rows:
+        end = start + len(row.draft_token_ids) + 1
+        if row.constraint is not None:
+            masks = matchers.at(row.request_id, row.constraint).masks(row.draft_token_ids, row.parents)
+            allowed[start:end].masked_fill_(torch.from_numpy(~masks).to(logits.device), -torch.inf)
+        start = end
+    return allowed
 
 
 def decide(

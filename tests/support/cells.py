@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specserve.service.engine import Engine, EngineConfig
+from specserve.service.grammar import Grammars
 from specserve.service.inline import DirectProposerPort, InlineProposerPort, InlineRoundPort
 from specserve.service.messages import Draft, DraftBatch, ProposeBatch
 from specserve.service.models import LoadedModel, embedded_dir, load_model, load_tokenizer
@@ -147,6 +148,8 @@ class Cell:
         self.model: LoadedModel = load_model(folder, dtype)
         self.draft = load_model(draft if draft is not None else folder, dtype)
         self.tokenizer = load_tokenizer(embedded_dir("target"))
+        self.grammars = Grammars(self.tokenizer, VOCAB_SIZE, self.model.shape.eos_token_ids)
+        self.verifier: Callable[[], Verifier] = lambda: Verifier(self.model, self.grammars)
 
     def engine(
         self, planner: Planner, extra: Sequence[Proposer], executor: ThreadPoolExecutor, **limits: int
@@ -162,7 +165,8 @@ class Cell:
         }
         ports.update({proposer.name: DirectProposerPort(proposer) for proposer in extra})
         target = self.target(num_pages, page_tokens, ports, executor)
-        return Engine(InlineRoundPort(target, Verifier(self.model), executor), ports, planner, self.tokenizer, config)
+        rounds = InlineRoundPort(target, self.verifier(), executor)
+        return Engine(rounds, ports, planner, self.tokenizer, config, self.grammars)
 
     def target(
         self, num_pages: int, page_tokens: int, ports: dict[str, ProposerPort], executor: ThreadPoolExecutor

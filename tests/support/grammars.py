@@ -12,3 +12,10 @@ def byte_tokenizer(without: str = "") -> PreTrainedTokenizerFast:
     bare.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     bare.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=bare)
+
+
+def letter_tokenizer(letters: tuple[str, ...]) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of the words `letters`, in their order, and no EOS."""
+    bare = Tokenizer(models.BPE({word: place for place, word in enumerate(letters)}, []))
+    bare.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=bare)
