@@ -38,6 +38,7 @@ class Matcher:
         self._eos = list(eos_token_ids)
         self._tokens: list[int] = []
         self._num_eos = 0
+        self._masked = False
         self._bits = np.zeros((trie.vocab_size + 31) // 32, dtype=np.int32)
         self._never = [token_id for token_id in trie.eos_tokens if token_id < vocab_size]
 
@@ -64,6 +65,8 @@ class Matcher:
         self._num_eos -= num_eos
         if num_tokens > num_eos:
             self._inner.rollback(num_tokens - num_eos)
+            if self._masked:  # the library keeps its last mask by the output's length in bytes, whatever was taken back
+                self._inner.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         del self._tokens[len(self._tokens) - num_tokens :]
 
     def align(self, token_ids: Sequence[int]) -> None:
@@ -120,6 +123,7 @@ class Matcher:
         """
         allowed = np.zeros(self._vocab_size, dtype=np.bool_)
         if not self.complete and not self._inner.is_error():
+            self._masked = True
             self._inner.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
             bits = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[: self._vocab_size]
             allowed = bits.astype(np.bool_)

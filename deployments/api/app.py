@@ -5,6 +5,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -25,6 +26,7 @@ from .limits import check_body
 from .reply import VERSION, Reply
 from .request_id import RequestIdMiddleware
 from .schemas import ChatCompletionRequest, CommonRequest, CompletionRequest
+from .structured import held_to, response_schema, schema_grammar
 from .tokenizing import add_tokenizing
 from .translate import chat_requests, completion_echoes, completion_requests
 from .watching import begin_watch, watched
@@ -62,6 +64,9 @@ def _add_generation(app: FastAPI, backend: Backend, gate: Gatekeeper) -> None:
         requests: list[GenerationRequest],
         echoes: Sequence[str] = (),
     ) -> Response:
+        schema = response_schema(body.response_format)
+        if schema is not None:
+            requests = await held_to(partial(schema_grammar, schema), "response_format", backend, requests)
         param = "messages" if reply.chat else "prompt"
         open_ended = body.max_tokens is None and body.max_completion_tokens is None
         asked = Asked(requests, body.service_tier, reply.num_choices, open_ended, param)

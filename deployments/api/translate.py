@@ -64,9 +64,6 @@ def chat_requests(
 def _check_common(body: CommonRequest, backend: Backend) -> None:
     if body.model != backend.model_id:
         raise ModelNotFoundError(f"the model {body.model!r} is not served here", "model", "model_not_found")
-    _refuse(
-        "response_format", body.response_format not in (None, {"type": "text"}), "other than text is not supported yet"
-    )
     _refuse("stream_options", body.stream_options is not None and not body.stream, "needs stream: true")
     for param, token_ids in (("stop_token_ids", body.stop_token_ids), ("logit_bias", body.logit_bias)):
         in_range = all(0 <= token_id < backend.vocab_size for token_id in token_ids or ())

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.grammars import byte_tokenizer
+from support.grammars import byte_tokenizer, letter_tokenizer
 
 from specserve.service.errors import BadRequestError
 from specserve.service.grammar import MAX_COMPILED, Grammars, Matcher, Matchers
-from specserve.service.json_schema import MAX_NESTING, json_grammar
+from specserve.service.json_schema import MAX_NESTING, grammar_text, json_grammar
 from specserve.service.messages import Constraint
 from specserve.service.models import embedded_dir, load_tokenizer
 
@@ -229,3 +229,11 @@ def test_what_cannot_be_followed_is_refused_by_name(grammars: Grammars, schema: 
 def test_the_deepest_schema_and_names_of_keywords_as_properties_are_fine(grammars: Grammars) -> None:
     schema_matcher(grammars, nested(MAX_NESTING))
     schema_matcher(grammars, {"type": "object", "properties": {"not": {"const": {"if": 1}}, "contains": True}})
+
+
+def test_no_mask_survives_the_tokens_it_was_made_for() -> None:
+    """A library's cache of masks by the output's length in bytes would give `ab` the mask of `ba`."""
+    letters = Grammars(letter_tokenizer(("a", "b", "ab")), 4, (3,))
+    matcher = letters.matcher(grammar_text('start: ("a" "b"?)? ("b" "a")* "a"'))
+    assert matcher.masks((1, 0))[2].tolist() == [True, True, False, False]
+    assert matcher.masks((2,))[1].tolist() == [True, True, True, False]

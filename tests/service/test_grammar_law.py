@@ -180,23 +180,26 @@ def cut_like_a_walk(draft: Prefix, q: torch.Tensor, matchers: Matchers, output: 
 
 
 def worst_ratio(rule: Callable[..., tuple[int, tuple[int, ...]]], cut: Cut, matchers: Matchers) -> float:
-    worst = 0.0
-    for output in OUTPUTS[:6]:
-        target, draft_table = conditional(output), random_table(VOCAB, GAMMA + 1, 3 + len(output))
-        known: dict[Prefix, tuple[int, torch.Tensor]] = {}
+    return max(distance_of_ratio(rule, cut, matchers, output) for output in OUTPUTS[:6])
 
-        def cut_rule(
-            draft: Prefix, p: torch.Tensor, q: torch.Tensor, accept: Sequence[float], residuals: Sequence[float]
-        ) -> tuple[int, tuple[int, ...]]:
-            if draft not in known:
-                length = cut(draft, q, matchers, output)
-                known[draft] = (length, decided(matchers, output, draft[:length]))
-            length, rows = known[draft]
-            return rule(draft[:length], rows, q[:length], accept, residuals)
 
-        law = output_law(cut_rule, target, draft_table, GAMMA, fine=True)
-        worst = max(worst, law.distance(target_law(target, GAMMA + 1)))
-    return worst
+def distance_of_ratio(
+    rule: Callable[..., tuple[int, tuple[int, ...]]], cut: Cut, matchers: Matchers, output: Prefix
+) -> float:
+    target, draft_table = conditional(output), random_table(VOCAB, GAMMA + 1, 3 + len(output))
+    known: dict[Prefix, tuple[int, torch.Tensor]] = {}
+
+    def cut_rule(
+        draft: Prefix, p: torch.Tensor, q: torch.Tensor, accept: Sequence[float], residuals: Sequence[float]
+    ) -> tuple[int, tuple[int, ...]]:
+        if draft not in known:
+            length = cut(draft, q, matchers, output)
+            known[draft] = (length, decided(matchers, output, draft[:length]))
+        length, rows = known[draft]
+        return rule(draft[:length], rows, q[:length], accept, residuals)
+
+    law = output_law(cut_rule, target, draft_table, GAMMA)
+    return law.distance(target_law(target, GAMMA + 1))
 
 
 def test_a_ratio_test_over_drafts_cut_after_the_forbidden_token_has_the_restricted_law(matchers: Matchers) -> None:
