@@ -16,6 +16,7 @@ from specserve.deployments.api.stats import HttpStats
 from specserve.deployments.api.watching import RequestObserver
 from specserve.deployments.recorder import ShadowTally
 from specserve.service.errors import SpecserveError
+from specserve.service.grammar import Grammars
 from specserve.service.messages import FinishReason, TokenLogprob
 from specserve.service.requests import GenerationRequest, RequestSummary, StepOutput
 from specserve.service.stats import EngineStats
@@ -68,6 +69,7 @@ class FakeBackend:
     ready: bool = True
     style: AnswerStyle = field(default_factory=AnswerStyle)
     load: Load = field(default_factory=lambda: Load(0, 32))
+    grammars: Grammars | None = None
     refuse_after: int | None = None
     refusal: SpecserveError | None = None
     submitted: list[GenerationRequest] = field(default_factory=list)
