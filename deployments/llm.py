@@ -5,8 +5,9 @@ import threading
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
+from specserve.service.json_schema import json_grammar
 from specserve.service.messages import Sampling
 from specserve.service.requests import GenerationRequest, RequestSummary, SpeculationMode, StepOutput
 
@@ -69,15 +70,17 @@ class LLM:
         stop: tuple[str, ...] = (),
         ignore_eos: bool = False,
         prediction: str | None = None,
+        schema: dict[str, Any] | None = None,
     ) -> list[Completion]:
         """Return one completion per prompt, in order; all of them decode together.
 
-        `prediction` is the text that the completions are expected to be.
+        `prediction` is the text that the completions are expected to be, `schema` the JSON schema they must follow.
         """
         chosen = sampling if sampling is not None else Sampling()
         predicted = None
         if prediction is not None:
             predicted = tuple(self.backend.tokenizer.encode(prediction, add_special_tokens=False))
+        grammar = None if schema is None else json_grammar(schema, "schema")
         requests = [
             GenerationRequest(
                 request_id=f"llm-{uuid.uuid4().hex}",
@@ -90,6 +93,7 @@ class LLM:
                 stop=stop,
                 ignore_eos=ignore_eos,
                 prediction_token_ids=predicted,
+                grammar=grammar,
             )
             for prompt in prompts
         ]

@@ -47,6 +47,11 @@ class Matcher:
         """True when no text can follow: after EOS, or where the grammar has no way on and may end."""
         return self._num_eos > 0 or (self._inner.is_stopped() and self._inner.is_accepting())
 
+    @property
+    def broken(self) -> bool:
+        """True when the library met one of its limits; it then takes nothing more."""
+        return bool(self._inner.is_error())
+
     def advance(self, token_id: int) -> bool:
         """Take one token and return True; return False, and stay, when the grammar forbids it."""
         if token_id in self._eos:
@@ -70,7 +75,10 @@ class Matcher:
         del self._tokens[len(self._tokens) - num_tokens :]
 
     def align(self, token_ids: Sequence[int]) -> None:
-        """Go to where `token_ids` lead, from wherever this is. Cost: that of the tokens after the common prefix."""
+        """Go to where `token_ids` lead, as far as they may, from wherever this is.
+
+        Cost: that of the tokens after the common prefix.
+        """
         common = 0
         for ours, theirs in zip(self._tokens, token_ids, strict=False):
             if ours != theirs:
@@ -78,8 +86,8 @@ class Matcher:
             common += 1
         self.rollback(len(self._tokens) - common)
         for token_id in token_ids[common:]:
-            taken = self.advance(token_id)
-            assert taken
+            if not self.advance(token_id):
+                break
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         """Return how many of `token_ids` may follow one another from here."""
@@ -189,7 +197,9 @@ class Matchers:
     def at(self, request_id: str, constraint: Constraint) -> Matcher:
         """Return the request's matcher, standing after its committed output."""
         key = (request_id, constraint.grammar)
-        matcher = self._held.pop(key, None) or self._grammars.matcher(constraint.grammar)
+        matcher = self._held.pop(key, None)
+        if matcher is None or matcher.broken:
+            matcher = self._grammars.matcher(constraint.grammar)
         matcher.align(constraint.output_token_ids)
         self._held[key] = matcher
         while len(self._held) > MAX_MATCHERS:
@@ -204,4 +214,5 @@ def _trie(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> llguidance.LLT
     backend.no_truncation()
     backend.add_special_tokens(["<|end of grammar|>"])
     eos_token_id = backend.token_to_id("<|end of grammar|>")
+    assert eos_token_id is not None
     return llguidance.LLTokenizer(backend.to_str(), n_vocab=max(vocab_size, eos_token_id + 1), eos_token=eos_token_id)

@@ -11,6 +11,7 @@ from specserve.deployments.codec import decode, encode
 from specserve.service import messages
 from specserve.service.errors import ChannelError
 from specserve.service.messages import (
+    Constraint,
     Draft,
     DraftBatch,
     Features,
@@ -54,7 +55,9 @@ MESSAGES: list[Any] = [
     Draft("b", 0, ()),
     Draft("b", 0, (1, 2), parents=(0, 0)),
     HISTORY,
+    Constraint("start: /a+/", (1, 2)),
     VERIFY_ROW,
+    dataclasses.replace(VERIFY_ROW, constraint=Constraint("start: /a+/", ())),
     dataclasses.replace(VERIFY_ROW, history=HISTORY, barred_token_ids=(0, 7), num_barred=3),
     dataclasses.replace(VERIFY_ROW, support_ids=None, support_probs=None, num_logprobs=None),
     dataclasses.replace(VERIFY_ROW, parents=(0, 0)),
