@@ -28,7 +28,7 @@ from .request_id import RequestIdMiddleware
 from .schemas import ChatCompletionRequest, CommonRequest, CompletionRequest
 from .structured import held_to, response_schema, schema_grammar
 from .tokenizing import add_tokenizing
-from .translate import chat_requests, completion_echoes, completion_requests
+from .translate import asked_tools, chat_requests, completion_echoes, completion_requests
 from .watching import begin_watch, watched
 
 MAX_WARNED_NAMES = 1000
@@ -116,6 +116,10 @@ def _add_generation(app: FastAPI, backend: Backend, gate: Gatekeeper) -> None:
     async def chat_completions(request: Request, body: ChatCompletionRequest) -> Response:
         reply = begin(body, "chatcmpl")
         requests = chat_requests(body, backend, reply.response_id, secrets.randbits(63))
+        box = asked_tools(body, backend)
+        reply.reads_calls = box is not None
+        if box is not None and box.demanded:
+            requests = await held_to(box.grammar, "tools", backend, requests)
         return await answer(request, body, reply, requests)
 
 

@@ -12,6 +12,7 @@ from specserve.service.requests import GenerationRequest, RequestSummary, StepOu
 
 from .logprobs import Scored, chat_logprobs, completion_logprobs
 from .metrics import PredictionUse, metrics, usage
+from .tools import CallReader
 
 VERSION = version("specserve")
 
@@ -31,6 +32,7 @@ class Choice:
     text_offset: int = 0
     role_sent: bool = False
     finish_reason: FinishReason | None = None
+    calls: CallReader | None = None
     summary: RequestSummary | None = None
 
     def add(self, output: StepOutput) -> str:
@@ -43,6 +45,12 @@ class Choice:
         self.finish_reason = output.finish_reason
         self.summary = output.summary or self.summary
         return text
+
+    @property
+    def shown_reason(self) -> str | None:
+        """The finish reason as the client sees it: `tool_calls` when the answer ended by itself and has calls."""
+        called = self.calls is not None and bool(self.calls.calls)
+        return "tool_calls" if called and self.finish_reason == "stop" else self.finish_reason
 
 
 @dataclass(slots=True)
@@ -58,12 +66,15 @@ class Reply:
     include_usage: bool
     continuous_usage: bool
     count_rejected_predictions: bool = False
+    reads_calls: bool = False
     choices: list[Choice] = field(default_factory=list)
 
     def expect(self, requests: Sequence[GenerationRequest], echoes: Sequence[str] = ()) -> None:
         """Make one choice for each request, which begins with its echo where there are any."""
         begun = echoes or [""] * len(requests)
         self.choices = [Choice(request, echo) for request, echo in zip(requests, begun, strict=True)]
+        for choice in self.choices:
+            choice.calls = CallReader() if self.reads_calls else None
 
     @property
     def finished(self) -> bool:
@@ -82,17 +93,20 @@ class Reply:
     def chunk(self, index: int, output: StepOutput) -> dict[str, Any] | None:
         """Take one round's output in and return its chunk; None when there is nothing to show yet."""
         choice = self.choices[index]
-        text = choice.add(output)
-        if not text and output.finish_reason is None:
+        text, calls = choice.add(output), []
+        if choice.calls is not None:
+            text, calls = choice.calls.read(text, output.finish_reason is not None)
+        if not text and not calls and output.finish_reason is None:
             return None
         part: dict[str, Any] = {"index": index}
         if self.chat:
             delta: dict[str, Any] = {} if choice.role_sent else {"role": "assistant", "content": ""}
-            part["delta"] = {**delta, "content": text} if text else delta
+            delta |= {"content": text} if text else {}
+            part["delta"] = delta | ({"tool_calls": calls} if calls else {})
             choice.role_sent = True
         else:
             part["text"] = text
-        part |= {"logprobs": self._logprobs(choice), "finish_reason": output.finish_reason}
+        part |= {"logprobs": self._logprobs(choice), "finish_reason": choice.shown_reason}
         chunk = self._head(stream=True) | {"choices": [part]}
         if output.finish_reason is not None:
             chunk["service_tier"] = self._tier()
@@ -118,9 +132,14 @@ class Reply:
         """Return the response of a request that did not ask for a stream."""
         parts = []
         for index, choice in enumerate(self.choices):
-            message = {"role": "assistant", "content": choice.text, "refusal": None}
+            message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+            if choice.calls is not None:
+                choice.calls.read(choice.text, True)
+                called = [{key: value for key, value in call.items() if key != "index"} for call in choice.calls.calls]
+                message["content"] = choice.calls.content or (None if called else "")
+                message |= {"tool_calls": called} if called else {}
             content = {"message": message} if self.chat else {"text": choice.text}
-            end = {"logprobs": self._logprobs(choice), "finish_reason": choice.finish_reason}
+            end = {"logprobs": self._logprobs(choice), "finish_reason": choice.shown_reason}
             parts.append({"index": index, **content, **end})
         return self._head(stream=False) | {"choices": parts} | self._tail()
 

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from .tools import Tool, ToolCall, ToolChoice
+
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
@@ -145,9 +147,10 @@ class ChatMessage(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | list[TextPart] | None, BeforeValidator(_check_content)] = None
-    tool_calls: Any = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
     function_call: Any = None
 
 
@@ -157,12 +160,12 @@ class ChatCompletionRequest(CommonRequest):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Any = None
-    tool_choice: Any = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
     audio: Any = None
 
-    parallel_tool_calls: Any = None
     reasoning_effort: Any = None

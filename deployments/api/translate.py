@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 from jinja2 import TemplateError
 
@@ -11,6 +12,8 @@ from specserve.service.requests import GenerationRequest
 
 from .backend import Backend
 from .schemas import MAX_SEED, ChatCompletionRequest, CommonRequest, CompletionRequest, Speculation
+from .structured import response_schema
+from .tools import Toolbox, renders_tools, shown_calls, toolbox
 
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_CHOICES = 128
@@ -49,9 +52,12 @@ def chat_requests(
 ) -> list[GenerationRequest]:
     """Return one request a choice, the conversation rendered by the model's chat template. Raises BadRequestError."""
     _check_common(body, backend)
-    _refuse("tools", bool(body.tools), "is not supported yet")
+    _refuse(
+        "response_format",
+        bool(body.tools) and response_schema(body.response_format) is not None,
+        "does not go with tools",
+    )
     _refuse("functions", bool(body.functions), "is not supported yet")
-    _refuse("tool_choice", body.tool_choice not in (None, "none", "auto"), "is not supported yet")
     _refuse("function_call", body.function_call not in (None, "none", "auto"), "is not supported yet")
     _refuse("modalities", body.modalities not in (None, ["text"]), "other than text is not supported")
     _refuse("audio", body.audio is not None, "is not supported")
@@ -101,24 +107,40 @@ def render(body: ChatCompletionRequest, backend: Backend, add_generation_prompt:
     """Return the tokens that the model's chat template makes of a conversation. Raises BadRequestError."""
     if backend.tokenizer.chat_template is None:
         raise BadRequestError("this model has no chat template; use /v1/completions", "messages")
-    messages: list[dict[str, str]] = []
+    box = asked_tools(body, backend)
+    messages: list[dict[str, Any]] = []
     for index, message in enumerate(body.messages):
-        if message.tool_calls or message.function_call:
-            raise BadRequestError("tool calls are not supported yet", f"messages.{index}.tool_calls")
-        if message.content is None:
+        if message.function_call:
+            raise BadRequestError("function_call is not supported; use tool_calls", f"messages.{index}.function_call")
+        if message.content is None and not message.tool_calls:
             raise BadRequestError("a message needs content", f"messages.{index}.content")
-        content = message.content
+        if (message.role == "tool" or message.tool_calls) and not renders_tools(backend.tokenizer.chat_template):
+            raise BadRequestError("this model's chat template does not render tools", f"messages.{index}")
+        content = message.content or ""
         if not isinstance(content, str):
             content = "\n".join(part.text for part in content)
         role = "system" if message.role == "developer" else message.role
-        messages.append({"role": role, "content": content})
+        turn: dict[str, Any] = {"role": role, "content": content}
+        if message.tool_calls:
+            turn["tool_calls"] = shown_calls(message.tool_calls, f"messages.{index}.tool_calls")
+        if message.tool_call_id is not None:
+            turn["tool_call_id"] = message.tool_call_id
+        messages.append(turn)
     try:
         text = backend.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=add_generation_prompt, tokenize=False
+            messages,
+            tools=None if box is None else [tool.model_dump(exclude_none=True) for tool in box.tools],
+            add_generation_prompt=add_generation_prompt,
+            tokenize=False,
         )
     except TemplateError as error:
         raise BadRequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
     return tuple(backend.tokenizer.encode(str(text), add_special_tokens=False))
+
+
+def asked_tools(body: ChatCompletionRequest, backend: Backend) -> Toolbox | None:
+    """Return the tools that the model is shown. Raises BadRequestError."""
+    return toolbox(body.tools, body.tool_choice, body.parallel_tool_calls, backend.tokenizer.chat_template)
 
 
 def _requests(
