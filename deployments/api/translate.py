@@ -115,7 +115,8 @@ def render(body: ChatCompletionRequest, backend: Backend, add_generation_prompt:
         if message.content is None and not message.tool_calls:
             raise BadRequestError("a message needs content", f"messages.{index}.content")
         if (message.role == "tool" or message.tool_calls) and not renders_tools(backend.tokenizer.chat_template):
-            raise BadRequestError("this model's chat template does not render tools", f"messages.{index}")
+            field = "role" if message.role == "tool" else "tool_calls"
+            raise BadRequestError("this model's chat template does not render tools", f"messages.{index}.{field}")
         content = message.content or ""
         if not isinstance(content, str):
             content = "\n".join(part.text for part in content)

@@ -42,7 +42,7 @@ ONLY_TEXT: list[tuple[dict[str, Any], str]] = [
     ({"prompt": ["a", 1]}, "prompt"), ({"prompt": ["a"] * 129}, "prompt"), ({"prompt": [[]]}, "prompt"),
 ]  # fmt: skip
 ONLY_CHAT: list[tuple[dict[str, Any], str]] = [
-    ({"tools": [{"type": "function"}]}, "tools"), ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [{"type": "function"}]}, "tools.0.function"), ({"tool_choice": "required"}, "tool_choice"),
     ({"top_logprobs": 2}, "top_logprobs"), ({"messages": []}, "messages"), ({"messages": "hi"}, "messages"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
     ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),

@@ -97,7 +97,7 @@ async def test_auto_shows_the_tools_and_none_does_not(client: httpx.AsyncClient,
         assert prompt(backend).startswith("weather;clock;Say <tool_call>.")
         assert backend.submitted[-1].grammar is None
     await post(client, tool_choice="none")
-    assert prompt(backend) == "user:hi\n"
+    assert prompt(backend) == "user:hi"
 
 
 @pytest.mark.asyncio
@@ -171,7 +171,11 @@ async def test_an_answer_cut_inside_a_call_is_content_and_ends_as_length(
         (None, {"tools": [], "tool_choice": "required"}, "tool_choice"),
         (None, {"response_format": {"type": "json_object"}}, "response_format"),
         ("{{ messages[0].content }}", {}, "tools"),
-        ("{{ messages[0].content }}", {"tools": None, "messages": [{"role": "tool", "content": "x"}]}, "messages.0"),
+        (
+            "{{ messages[0].content }}",
+            {"tools": None, "messages": [{"role": "tool", "content": "x"}]},
+            "messages.0.role",
+        ),
     ],
 )
 async def test_what_cannot_be_done_is_a_400(
