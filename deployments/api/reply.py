@@ -93,7 +93,8 @@ class Reply:
     def chunk(self, index: int, output: StepOutput) -> dict[str, Any] | None:
         """Take one round's output in and return its chunk; None when there is nothing to show yet."""
         choice = self.choices[index]
-        text, calls = choice.add(output), []
+        calls: list[dict[str, Any]] = []
+        text = choice.add(output)
         if choice.calls is not None:
             text, calls = choice.calls.read(text, output.finish_reason is not None)
         if not text and not calls and output.finish_reason is None:

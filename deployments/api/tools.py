@@ -152,7 +152,8 @@ class CallReader:
     def read(self, text: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
         """Return the content that may go out now and the calls completed; `last` says that no text follows."""
         self._held += text
-        shown, found = "", []
+        shown = ""
+        found: list[dict[str, Any]] = []
         while (start := self._held.find(BEGIN)) >= 0 and (end := self._held.find(END, start)) >= 0:
             before, body = self._held[:start], self._held[start + len(BEGIN) : end]
             call = _call(body)
