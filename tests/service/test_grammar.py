@@ -43,6 +43,19 @@ def accepts(grammars: Grammars, schema: Any, text: str) -> bool:
     return taken and bool(matcher.mask()[EOS[0]])
 
 
+def test_a_trees_masks_are_those_of_every_nodes_own_way(grammars: Grammars, tokens: tuple[int, ...]) -> None:
+    matcher = schema_matcher(grammars, PERSON)
+    tree = (tokens[0], tokens[0], tokens[1], 17, tokens[2], tokens[1])
+    parents = (0, 0, 2, 1, 3, 1)
+    masks = matcher.masks(tree, parents)
+    for node, way in enumerate([(), (0,), (1,), (1, 2), (0, 3), (1, 2, 4), (0, 5)]):
+        path = [tree[one] for one in way]
+        alone = schema_matcher(grammars, PERSON)
+        allowed = all(alone.advance(token) for token in path)
+        assert (masks[node] == (alone.mask() if allowed else True)).all(), node
+    assert (masks[0] == matcher.mask()).all()
+
+
 def test_a_grammar_is_complete_at_its_last_brace_and_admits_only_eos_then(
     grammars: Grammars, tokens: tuple[int, ...]
 ) -> None:

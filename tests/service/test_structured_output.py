@@ -14,7 +14,7 @@ from support.schemas import schemas
 from specserve.service.errors import RoundLostError
 from specserve.service.grammar import Grammars
 from specserve.service.json_schema import json_grammar
-from specserve.service.messages import DraftBatch, Features, ProposeBatch, Sampling, VerdictBatch, VerifyBatch
+from specserve.service.messages import Draft, DraftBatch, Features, ProposeBatch, Sampling, VerdictBatch, VerifyBatch
 from specserve.service.requests import GenerationRequest
 from specserve.service.verifier import Verifier
 
@@ -102,6 +102,39 @@ def test_right_drafts_are_accepted_up_to_the_last_brace(
     (done,) = cell.run(planner, [request(GREEDY if how == "greedy" else SEEDED)], [ScriptedProposer("right", answers)])
     assert done.token_ids == plain[how]
     assert sum(outcome.num_accepted for outcome in planner.outcomes) > len(plain[how]) // 2
+
+
+class Branching:
+    """A tree: at each of four depths an opening brace with a word below it, and the right token, that goes on."""
+
+    name = "branching"
+
+    def __init__(self, answer: tuple[int, ...]) -> None:
+        self._answer = answer
+
+    def propose(self, batch: ProposeBatch) -> DraftBatch:
+        drafts = []
+        for row in batch.rows:
+            tokens: list[int] = []
+            parents: list[int] = []
+            at, place = 0, row.committed_len - len(PROMPT)
+            for right in self._answer[place : place + min(4, row.gamma // 3)]:
+                tokens += [BRACE, 17, right]
+                parents += [at, len(tokens) - 2, at]
+                at = len(tokens)
+            drafts.append(Draft(row.request_id, row.committed_len, tuple(tokens), parents=tuple(parents)))
+        return DraftBatch(batch.round, tuple(drafts), 0)
+
+
+@pytest.mark.parametrize("how", ["greedy", "seeded"])
+def test_branches_that_the_grammar_forbids_are_cut_and_the_right_one_is_accepted(
+    cell: Cell, plain: dict[str, tuple[int, ...]], how: str
+) -> None:
+    planner = FixedPlanner("branching", 12)
+    (done,) = cell.run(planner, [request(GREEDY if how == "greedy" else SEEDED)], [Branching(plain[how])])
+    assert done.token_ids == plain[how]
+    assert sum(outcome.num_accepted for outcome in planner.outcomes) > len(plain[how]) // 2
+    assert sum(outcome.num_drafted for outcome in planner.outcomes) < 3 * len(plain[how])
 
 
 @pytest.mark.parametrize("name", ["random", "constant", "eos", "broken", "stale", "outside"])
