@@ -34,7 +34,7 @@ async def answers(
 ) -> list[tuple[int, ...]]:
     with ThreadPoolExecutor(1) as executor:
         hosts = (
-            TargetHost(Target(cell.model, 256, 4), SECRET, executor),
+            TargetHost(Target(cell.model, 256, 4), SECRET, executor, {}),
             VerifierHost(Verifier(cell.model), SECRET, executor),
             ProposerHost({proposer.name: proposer for proposer in proposers}, SECRET, executor),
         )
