@@ -67,7 +67,7 @@ async def evening(service: Service, operator: Operator | None) -> list[str]:
             await after(96)
             await operator.ask("POST", "overrides", json={"speculation": "off", "reason": "to be sure"})
             await after(96)
-            await operator.ask("DELETE", "overrides", params={"reason": "it was nothing"})
+            await operator.ask("DELETE", "overrides", json={"reason": "it was nothing"})
             await operator.ask("POST", "policies:rollback", json={"reason": "as it was"})
             assert not all(one.done() for one in streams)
         return list(await asyncio.gather(*streams))
