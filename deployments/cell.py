@@ -22,8 +22,8 @@ from specserve.service.models import (
 from specserve.service.packed_linear import Head
 from specserve.service.plugins import PluginPort, load_plugin
 from specserve.service.ports import Proposer, ProposerPort, RoundPort
+from specserve.service.proposers.attached import attach
 from specserve.service.proposers.draft_model import DraftModelProposer
-from specserve.service.proposers.eagle3 import attach_eagle3
 from specserve.service.proposers.prediction import PredictionProposer
 from specserve.service.proposers.prompt_lookup import PromptLookupProposer
 from specserve.service.proposers.self_draft import SelfDraftProposer, check_layers
@@ -74,17 +74,14 @@ def target_and_attached(
 
     Some need the model's head: `head` if it is laid out in this process already.
     """
-    attached: dict[str, Proposer] = {}
-    features = None
-    if "eagle3" in settings.usable_proposers:
-        assert settings.eagle3_folder is not None
-        eagle3, features = attach_eagle3(settings.eagle3_folder, model, settings.num_pages, settings.page_tokens)
-        attached[eagle3.name] = eagle3
-    target = Target(model, settings.num_pages, settings.page_tokens, features)
     skips = settings.self_drafts(model.config.num_hidden_layers)
+    folders = settings.attached_folders
+    if skips or folders:
+        head = head or head_of(model)
+    attached, features = attach(folders, model, head, settings.num_pages, settings.page_tokens)
+    target = Target(model, settings.num_pages, settings.page_tokens, features)
     if skips:
         check_layers(model)
-        head = head or head_of(model)
     for name, skip in skips.items():
         assert head is not None
         attached[name] = SelfDraftProposer(name, target, head, skip, settings.page_tokens, model.shape.max_positions)

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specserve.policies.document import Policy, policy_from_dict, simple_policy
 from specserve.service.errors import BadRequestError
+from specserve.service.messages import ATTACHED, AttachedName
 from specserve.service.models import DeviceName, DtypeName, embedded_dir
 from specserve.service.skipping import Skip, layers_from, read_skip, whole_layers
 from specserve.service.sources import ModelSource, parse_source, pinned
@@ -15,8 +16,8 @@ from specserve.service.sources import ModelSource, parse_source, pinned
 from .api.limits import RequestLimits
 
 PluginPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
-ProposerName = Literal["prediction", "prompt_lookup", "suffix", "draft", "eagle3", "layer_skip", "early_exit"]
-BESIDE_TARGET = ("eagle3", "layer_skip", "early_exit")
+ProposerName = Literal["prediction", "prompt_lookup", "suffix", "draft", "eagle", "eagle3", "medusa", "mtp", "layer_skip", "early_exit"]
+BESIDE_TARGET = (*ATTACHED, "layer_skip", "early_exit")
 """Proposers that live in the target's process, because they draft from what it computes."""
 
 
@@ -29,7 +30,10 @@ class ServiceSettings(BaseModel):
         None, description="A folder, a .gguf file, org/name[@revision] or a packaged model; None is the embedded one."
     )
     draft: str | None = Field(None, description="The draft model, named like `model`; None is the embedded one's.")
+    eagle: str | None = Field(None, description="The folder of an EAGLE-1 or EAGLE-2 head made for the target.")
     eagle3: str | None = Field(None, description="The folder of an EAGLE-3 head made for the target.")
+    medusa: str | None = Field(None, description="The folder of Medusa heads made for the target.")
+    mtp: str | None = Field(None, description="A folder with the target's MTP module; it may be the target's own.")
     layer_skip: tuple[int, ...] | str | None = Field(
         None, description="Layers that the target leaves out to draft for itself, or a file of `train layer_skip`."
     )
@@ -38,7 +42,10 @@ class ServiceSettings(BaseModel):
         "prediction",
         "prompt_lookup",
         "draft",
+        "eagle",
         "eagle3",
+        "medusa",
+        "mtp",
         "layer_skip",
         "early_exit",
     )
@@ -87,9 +94,12 @@ class ServiceSettings(BaseModel):
         return "specserve-embedded" if self.model is None else self.model_source.name
 
     @property
-    def eagle3_folder(self) -> Path | None:
-        """Where the EAGLE-3 head lies, if one was given."""
-        return None if self.eagle3 is None else Path(self.eagle3)
+    def attached_folders(self) -> dict[AttachedName, Path]:
+        """Where the heads lie that draft beside the target, by proposer: those given and not left out."""
+        given: dict[AttachedName, str | None] = {
+            "eagle": self.eagle, "eagle3": self.eagle3, "medusa": self.medusa, "mtp": self.mtp
+        }  # fmt: skip
+        return {name: Path(folder) for name, folder in given.items() if folder is not None and name in self.proposers}
 
     def self_drafts(self, num_layers: int) -> dict[str, Skip]:
         """Return what each proposer that is the target itself leaves out of its `num_layers` layers.
@@ -112,21 +122,18 @@ class ServiceSettings(BaseModel):
 
     @property
     def usable_proposers(self) -> tuple[str, ...]:
-        """The proposers that can be built: `draft` needs a draft model, `eagle3` a head, the others beside the target
+        """The proposers that can be built: `draft` needs a draft model, heads their files, the others beside the target
         to be told their layers."""
-        lacking = {
-            "draft": self.draft_source is None,
-            "eagle3": self.eagle3_folder is None,
-            "layer_skip": self.layer_skip is None,
-            "early_exit": self.early_exit is None,
-        }
-        return tuple(name for name in self.proposers if not lacking.get(name, False))
+        lacking = {name for name in ATTACHED if name not in self.attached_folders}
+        found = {"draft": self.draft_source, "layer_skip": self.layer_skip, "early_exit": self.early_exit}
+        lacking |= {name for name, given in found.items() if given is None}
+        return tuple(name for name in self.proposers if name not in lacking)
 
     def pinned(self) -> Self:
         """Return settings that name the same files in every process of the service, whatever its folder."""
         named = {"model": self.model, "draft": self.draft}
         update = {field: str(pinned(parse_source(text))) for field, text in named.items() if text is not None}
-        for field in ("api_keys", "admin_key_file", "eagle3", "layer_skip"):
+        for field in ("api_keys", "admin_key_file", "layer_skip", *ATTACHED):
             file = getattr(self, field)
             if isinstance(file, str):
                 update[field] = str(Path(file).absolute())

@@ -8,7 +8,7 @@ from .cells import KNOWN, REFIT_EVERY, Cells
 from .plane import Point, fit_plane
 from .scoring import ScoreCosts
 
-WITH_MODEL = ("draft", "eagle3", "layer_skip", "early_exit")
+WITH_MODEL = ("draft", "eagle", "eagle3", "medusa", "mtp", "layer_skip", "early_exit")
 _STIFFNESS = (0.1, 0.01, 1.0, 0.1)
 
 

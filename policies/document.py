@@ -10,6 +10,18 @@ Law = Literal["off", "fixed", "schedule", "adaptive"]
 MAX_GAMMA = 64
 MAX_FORECAST_S = 10.0
 DEFAULT_TIER = "default"
+DRAFTERS = (
+    "prediction",
+    "prompt_lookup",
+    "suffix",
+    "draft",
+    "eagle",
+    "eagle3",
+    "medusa",
+    "mtp",
+    "layer_skip",
+    "early_exit",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +76,7 @@ class Policy:
 
     name: str = "default"
     tiers: tuple[tuple[str, TierPolicy], ...] = ((DEFAULT_TIER, TierPolicy()),)
-    proposers: tuple[str, ...] = (
-        "prediction",
-        "prompt_lookup",
-        "suffix",
-        "draft",
-        "eagle3",
-        "layer_skip",
-        "early_exit",
-    )
+    proposers: tuple[str, ...] = DRAFTERS
     limits: Limits = Limits()
 
     def tier(self, name: str) -> TierPolicy:

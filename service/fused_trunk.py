@@ -138,6 +138,14 @@ class FusedTrunk:
                 self._sizes.kv_heads, self._sizes.head_dim,
             )  # fmt: skip
 
+    def run(self, residual: torch.Tensor, x: torch.Tensor, rows: Sequence[ScoreRow]) -> torch.Tensor:
+        """Return what the only layer makes of `x`, the attention's input, beside `residual`: [total, hidden]."""
+        (layer,) = self._layers
+        residual = residual.clone()
+        branch = layer.output(self._attention(0, layer, layer.qkv(x), _Packed(rows, self._page_tokens)))
+        normed = self._add_norm(residual, branch, layer.post_attention, layer.pre_mlp)
+        return residual.add_(layer.down(self._gated(layer.gate_up(normed))))
+
     def _add_norm(
         self, x: torch.Tensor, branch: torch.Tensor | None, post: torch.Tensor | None, pre: torch.Tensor | None
     ) -> torch.Tensor:

@@ -5,7 +5,7 @@ body alone, in bytes; r is the number of rows.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +13,14 @@ import numpy.typing as npt
 from .trees import depths, followed
 
 Acceptance = Literal["coupled", "rejection", "block"]
+AttachedName = Literal["eagle", "eagle3", "medusa", "mtp"]
 FinishReason = Literal["stop", "length"]
 
 PREDICTION = "prediction"
 """The name of the proposer that only requests with a prediction may use."""
+
+ATTACHED: tuple[AttachedName, ...] = get_args(AttachedName)
+"""The proposers that live beside the target, because they draft from its hidden states."""
 
 
 @dataclass(frozen=True, slots=True)

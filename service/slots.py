@@ -8,6 +8,12 @@ import numpy.typing as npt
 from .messages import ScoreRow
 
 
+def slots_at(block_table: Sequence[int], places: Sequence[int], page_tokens: int) -> npt.NDArray[np.int64]:
+    """Return the slots of these positions of the request that holds the pages of `block_table`."""
+    positions = np.asarray(places, np.int64)
+    return np.asarray(block_table, np.int64)[positions // page_tokens] * page_tokens + positions % page_tokens
+
+
 def moved_slots(rows: Sequence[ScoreRow], page_tokens: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the slots that `rows` want moved (`ScoreRow.moved_from`) and where to, in the order to move them in.
 

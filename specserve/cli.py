@@ -10,6 +10,12 @@ from specserve.service.errors import SpecserveError
 
 Parser = argparse.ArgumentParser
 MODEL_HELP = "a folder, a .gguf file, a hub id (org/name[@revision]) or gemma-3-270m (default: the embedded model)"
+HEADS = {
+    "eagle": "an EAGLE-1 or EAGLE-2 head",
+    "eagle3": "an EAGLE-3 head",
+    "medusa": "Medusa heads",
+    "mtp": "an MTP module (DeepSeek, GLM, Qwen3-Next or MiMo layout)",
+}
 POLICY_HELP = "off, fixed:N, adaptive or a policy file (default: %(default)s)"
 
 
@@ -125,7 +131,8 @@ def _serve(parser: Parser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--config", metavar="FILE", help="YAML of settings, named as in ServiceSettings; flags win")
     parser.add_argument("--draft", metavar="MODEL", help="the draft model, named like MODEL (default: the embedded's)")
-    parser.add_argument("--eagle3", metavar="DIR", help="an EAGLE-3 head made for MODEL")
+    for name, what in HEADS.items():
+        parser.add_argument(f"--{name}", metavar="DIR", help=f"{what} made for MODEL")
     parser.add_argument(
         "--layer-skip", type=_layers, metavar="N,N|FILE", help="layers that MODEL leaves out to draft for itself"
     )
@@ -196,7 +203,10 @@ def _run_proposers(args: argparse.Namespace) -> int:
     print("prompt_lookup  copies what followed the same tokens earlier in the request; needs nothing")
     print("suffix         continues like the request, or earlier answers of its cache_salt, did; needs nothing")
     print("draft          a small model with the target's tokenizer; needs --draft MODEL, or the embedded target")
-    print("eagle3         a head that reads the target's hidden states; needs --eagle3 DIR")
+    print("eagle          an EAGLE-1 or EAGLE-2 head, which runs on from the last hidden state; needs --eagle DIR")
+    print("eagle3         an EAGLE-3 head, which reads the target's hidden states at three depths; needs --eagle3 DIR")
+    print("medusa         heads that each guess one token further from one hidden state; needs --medusa DIR")
+    print("mtp            a target's own multi-token prediction module, looped; needs --mtp DIR")
     print("layer_skip     the target without some of its layers; needs --layer-skip N,N, or a file that training finds")
     print("early_exit     the target's first layers and its head; needs --early-exit N, and a target trained for it")
     print("MODULE:CLASS   your own (specserve.service.plugins shows one); needs a policy or a request that names it")

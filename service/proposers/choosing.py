@@ -40,17 +40,23 @@ class Chain:
         return Draft(row.request_id, row.committed_len, tuple(self.token_ids), ids, probs)
 
 
-def extend(chains: Sequence[Chain], logits: torch.Tensor) -> None:
-    """Add one token to every chain, chosen from its row of `logits` [chains, vocab]; removed tokens are -inf there."""
+def extend(chains: Sequence[Chain], logits: torch.Tensor, drawn: bool = True) -> None:
+    """Add one token to every chain, chosen from its row of `logits` [chains, vocab]; removed tokens are -inf there.
+
+    Without `drawn` the ratio test's rows share the target's noise too: they carry no probabilities, so that the target
+    chooses its own tokens and keeps those that agree.
+    """
     best = argmax(logits)
     sampled = [index for index, chain in enumerate(chains) if not chain.row.sampling.greedy]
     if sampled:
-        _sample(logits, chains, sampled, best)
+        _sample(logits, chains, sampled, best, drawn)
     for chain, token in zip(chains, best, strict=True):
         chain.token_ids.append(token)
 
 
-def _sample(logits: torch.Tensor, chains: Sequence[Chain], sampled: list[int], best: list[int]) -> None:
+def _sample(
+    logits: torch.Tensor, chains: Sequence[Chain], sampled: list[int], best: list[int], drawn: bool
+) -> None:
     """Replace `best` of the sampled rows: coupled rows share the target's noise, the others draw their own."""
     samplings = [chains[index].row.sampling for index in sampled]
     positions = [chains[index].row.committed_len + len(chains[index].token_ids) for index in sampled]
@@ -58,7 +64,7 @@ def _sample(logits: torch.Tensor, chains: Sequence[Chain], sampled: list[int], b
     coupled = gumbel_max(scores, [sampling.seed for sampling in samplings], positions)
     for place, index in enumerate(sampled):
         sampling = samplings[place]
-        if sampling.acceptance == "coupled":
+        if sampling.acceptance == "coupled" or not drawn:
             best[index] = coupled[place]
             continue
         probs, ids = scores[place].softmax(-1).topk(min(SUPPORT_TOKENS, logits.shape[-1]))

@@ -1,178 +1,236 @@
-"""The EAGLE-3 proposer: drafts from the target's own hidden states. Source: arXiv 2503.01840.
+"""An EAGLE-3 head: one decoder layer that reads the target's hidden states and drafts. Source: arXiv 2503.01840.
 
-It lives where the target lives, and keeps the keys and values of its one layer in the slots of the target's pages.
+Files are the flat format (`midlayer.*`) and `speculators` packages (`layers.0.*`); their conventions differ: loading
+says which it took.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import json
+import logging
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
-from ..attention import PackedLayout, paged_attention
-from ..attention import Sequence as Packed
-from ..features import FeaturePages
-from ..messages import DraftBatch, ProposeBatch, ProposeRow
+from ..errors import ModelUnsupportedError
 from ..models import LoadedModel
-from .choosing import Chain, extend
-from .eagle3_head import Eagle3Head, load_eagle3
-from .held import updated_tokens
+from .checkpoint import check_target, fill, read_config, read_tensors
+from .head_block import Attend, BlockShape, HeadBlock, block_shape
 
-MAX_FED_ROWS = 512
-"""Rows of one forward; a long prompt is fed in pieces of this size."""
+LOG = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Held:
-    """One request: its committed tokens, and how many rows of the head's layer stand in `table`'s pages.
+@dataclass(frozen=True, slots=True)
+class Eagle3Config:
+    """Shapes and conventions of one head.
 
-    Row i is made of the target's states at position i and the token at i + 1; only such rows are kept.
+    `taps` count as transformers' `hidden_states`: i enters decoder layer i. `norm_before_residual`: the residual is the
+    normed hidden state. `recycle_normed`: a drafted row hands on its hidden state after the final norm.
     """
 
-    token_ids: list[int] = field(default_factory=list)
-    num_rows: int = 0
-    table: tuple[int, ...] = ()
+    hidden: int
+    target_hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    draft_vocab: int
+    vocab: int
+    taps: tuple[int, ...]
+    eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    norm_each_tap: bool = False
+    recycle_normed: bool = False
+    qk_norm: bool = False
+    attention_bias: bool = False
+    own_embedding: bool = False
+
+    @property
+    def block(self) -> BlockShape:
+        """The decoder layer; its attention reads the token's embedding beside the hidden state."""
+        bias = self.attention_bias
+        return BlockShape(
+            2 * self.hidden, self.hidden, self.heads, self.kv_heads, self.head_dim, self.intermediate, self.head_dim,
+            self.eps, self.rope_theta, self.qk_norm, bias, bias,
+        )  # fmt: skip
 
 
-@dataclass(slots=True)
-class _Growing:
-    """A chain with the hidden state that its next row goes on from."""
+class Eagle3Head(nn.Module):
+    """Drafts from hidden states. Row i pairs the target's hidden states at position i with the token at i + 1."""
 
-    chain: Chain
-    held: _Held
-    hidden: torch.Tensor
+    d2t: torch.Tensor
 
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        width = len(config.taps) * config.target_hidden
+        self.config = config
+        self.fc = nn.Linear(width, config.hidden, bias=False)
+        if config.norm_before_fc:
+            self.input_norm = nn.RMSNorm(width, eps=config.eps)
+        if config.norm_each_tap:
+            self.fc_norm = nn.ModuleList(nn.RMSNorm(config.target_hidden, eps=config.eps) for _ in config.taps)
+        if config.own_embedding:
+            self.embed_tokens = nn.Embedding(config.vocab, config.hidden)
+        self.midlayer = HeadBlock(config.block, input_norms=2)
+        self.norm = nn.RMSNorm(config.hidden, eps=config.eps)
+        self.lm_head = nn.Linear(config.hidden, config.draft_vocab, bias=False)
+        self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.int64))
 
-class Eagle3Proposer:
-    """Drafts chains, all rows of a batch together."""
+    def fuse(self, taps: torch.Tensor) -> torch.Tensor:
+        """Return the hidden states a first row starts from, given the target's [..., len(taps) * target_hidden]."""
+        if self.config.norm_before_fc:
+            taps = self.input_norm(taps)
+        if self.config.norm_each_tap:
+            parts = taps.chunk(len(self.config.taps), -1)
+            taps = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
+        fused: torch.Tensor = self.fc(taps)
+        return fused
 
-    name = "eagle3"
+    def enter(self, hidden: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the layer's residual and its attention's input; embedding and hidden state have a norm each."""
+        normed = self.midlayer.hidden_norm(hidden)
+        residual = normed if self.config.norm_before_residual else hidden
+        return residual, torch.cat([self.midlayer.input_layernorm(embedded), normed], -1)
 
-    def __init__(
-        self,
-        head: Eagle3Head,
-        embed: nn.Module,
-        features: FeaturePages,
-        num_pages: int,
-        page_tokens: int,
-        max_positions: int,
-    ) -> None:
-        config = head.config
-        weight = head.fc.weight
-        shape = (num_pages * page_tokens, config.kv_heads, config.head_dim)
-        self._head = head
-        self._embed = head.embed_tokens if config.own_embedding else embed
-        self._features = features
-        self._max_positions = max_positions
-        self._keys = [torch.zeros(shape, dtype=weight.dtype, device=weight.device)]
-        self._values = [torch.zeros(shape, dtype=weight.dtype, device=weight.device)]
-        self._target_ids = head.target_ids(torch.arange(config.draft_vocab, device=weight.device))
-        self._only_layer = nn.Module()
-        self._only_layer.layer_idx = 0  # type: ignore[assignment]  # what `paged_attention` asks a layer for
-        self._held: dict[str, _Held] = {}
+    def leave(self, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return logits over the draft vocabulary and the hidden states that a next row goes on from."""
+        normed = self.norm(out)
+        return self.lm_head(normed), normed if self.config.recycle_normed else out
 
-    @torch.inference_mode()
-    def propose(self, batch: ProposeBatch) -> DraftBatch:
-        """Return a draft for every row whose tokens are known here and whose context has room for it."""
-        for request_id in batch.closed:
-            self._held.pop(request_id, None)
-        rows = [row for row in batch.rows if self._update(row)]
-        grown: list[_Growing] = []
-        for row in rows:
-            grown.append(self._caught_up(row))
-        active = grown
-        while active:
-            extend([one.chain for one in active], self._logits(active))
-            active = [one for one in active if not one.chain.complete]
-            if active:
-                self._advance(active)
-        return DraftBatch(batch.round, tuple(one.chain.draft() for one in grown), len(self._held))
+    def forward(
+        self, hidden: torch.Tensor, embedded: torch.Tensor, positions: torch.Tensor, attend: Attend
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what `leave` makes of the layer's output."""
+        residual, x = self.enter(hidden, embedded)
+        return self.leave(self.midlayer(residual, x, positions, attend))
 
-    def _update(self, row: ProposeRow) -> bool:
-        """Take the row's new tokens and pages in; False when it cannot be drafted for."""
-        held = self._held.setdefault(row.request_id, _Held())
-        token_ids = updated_tokens(held.token_ids, row)
-        if token_ids is None or row.committed_len < 2 or row.committed_len + row.gamma > self._max_positions:
-            self._held.pop(row.request_id)
-            return False
-        shared = min(len(held.table), len(row.block_table))
-        if row.known_len == 0 or held.table[:shared] != row.block_table[:shared]:
-            held.num_rows = 0  # the pages are others than before, and their rows with them
-        held.token_ids = token_ids
-        held.table = row.block_table
-        held.num_rows = min(held.num_rows, len(token_ids) - 2)
-        return True
+    @property
+    def block(self) -> HeadBlock:
+        """The layer, whose keys and values are kept."""
+        return self.midlayer
 
-    def _caught_up(self, row: ProposeRow) -> _Growing:
-        """Feed the rows between those held and the last committed token; the last one begins the draft."""
-        held = self._held[row.request_id]
-        end = len(held.token_ids) - 1
-        while held.num_rows < end:
-            first, last = held.num_rows, min(end, held.num_rows + MAX_FED_ROWS)
-            slots = self._features.slots(held.table, 0, last)
-            embedded = self._embed(torch.tensor(held.token_ids[first + 1 : last + 1], device=slots.device))
-            places = (*range(end - len(row.moved_from)), *row.moved_from)[first:last]
-            hidden = self._head.fuse(self._features.read(self._features.slots_of(held.table, places)))
-            hidden = self._forward(hidden, embedded, range(first, last), [Packed(0, last - first, slots)])
-            held.num_rows = last
-        return _Growing(Chain(row), held, hidden[-1:])
+    @property
+    def embedding(self) -> nn.Module | None:
+        """Its own embedding of tokens, if it has one."""
+        return self.embed_tokens if self.config.own_embedding else None
 
-    def _advance(self, growing: Sequence[_Growing]) -> None:
-        """Feed every chain's last token, at the position after its last row's; nothing of this is kept."""
-        positions = [len(one.held.token_ids) - 2 + len(one.chain.token_ids) for one in growing]
-        packed = [
-            Packed(place, place + 1, self._features.slots(one.held.table, 0, position + 1))
-            for place, (one, position) in enumerate(zip(growing, positions, strict=True))
-        ]
-        device = growing[0].hidden.device
-        embedded = self._embed(torch.tensor([one.chain.token_ids[-1] for one in growing], device=device))
-        hidden = self._forward(torch.cat([one.hidden for one in growing]), embedded, positions, packed)
-        for place, one in enumerate(growing):
-            one.hidden = hidden[place : place + 1]
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The target's hidden states that it reads."""
+        return self.config.taps
 
-    def _forward(
-        self, hidden: torch.Tensor, embedded: torch.Tensor, positions: Sequence[int], packed: Sequence[Packed]
-    ) -> torch.Tensor:
-        """Return what the layer makes of packed rows, whose keys and values it writes to the rows' slots."""
-        slots = torch.cat([one.slots[one.start - one.end :] for one in packed])
-        layout = PackedLayout(self._keys, self._values, slots, tuple(packed), padded=slots.device.type != "cpu")
+    @property
+    def token_map(self) -> torch.Tensor | None:
+        """The target's id of every draft id; None when they are the same."""
+        config = self.config
+        same = config.draft_vocab == config.vocab
+        return None if same else self.target_ids(torch.arange(config.draft_vocab, device=self.d2t.device))
 
-        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in (query, key, value))
-            return paged_attention(self._only_layer, q, k, v, None, layout=layout)[0][0]
-
-        place = torch.tensor(list(positions), device=hidden.device)
-        out: torch.Tensor = self._head.midlayer(hidden, embedded, place, attend)
-        return out
-
-    def _logits(self, growing: Sequence[_Growing]) -> torch.Tensor:
-        """Return logits over the target's vocabulary, -inf where the head knows no token; hidden states move on."""
-        hidden = torch.cat([one.hidden for one in growing])
-        normed = self._head.norm(hidden)
-        if self._head.config.recycle_normed:
-            for place, one in enumerate(growing):
-                one.hidden = normed[place : place + 1]
-        logits: torch.Tensor = self._head.lm_head(normed)
-        if self._head.config.draft_vocab == self._head.config.vocab:
-            return logits
-        full = logits.new_full((len(growing), self._head.config.vocab), -torch.inf)
-        full[:, self._target_ids] = logits
-        return full
+    def target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
+        """Return the target's token ids; the file holds each one's distance from the draft id."""
+        return draft_ids + self.d2t[draft_ids]
 
 
-def attach_eagle3(
-    folder: Path, model: LoadedModel, num_pages: int, page_tokens: int
-) -> tuple[Eagle3Proposer, FeaturePages]:
-    """Return the proposer of the head in `folder`, and the pages that `model`'s target is to fill for it.
+def load_eagle3(folder: Path, model: LoadedModel) -> Eagle3Head:
+    """Return the head in `folder`, made for `model`.
 
-    Raises: ModelUnsupportedError when the head was made for another target.
+    Raises: ModelUnsupportedError that names missing and unexpected tensors, or says how the head does not fit.
     """
-    config = model.config
-    head = load_eagle3(folder, model.shape.vocab_size, config.hidden_size, config.num_hidden_layers, model.dtype)
-    weight = model.head.weight
-    assert isinstance(weight, torch.Tensor)
-    features = FeaturePages(head.config.taps, config.hidden_size, num_pages, page_tokens, weight)
-    embed: nn.Module = model.trunk.get_input_embeddings()  # type: ignore[operator]  # a transformers model
-    head = head.to(weight.device)
-    return Eagle3Proposer(head, embed, features, num_pages, page_tokens, model.shape.max_positions), features
+    stated = read_config(folder)
+    check_target(stated, model, folder)
+    tensors = {name.replace("layers.0.", "midlayer.", 1): tensor for name, tensor in read_tensors(folder).items()}
+    config = _config(stated, tensors, model)
+    if config.draft_vocab != config.vocab and "d2t" not in tensors:
+        raise ModelUnsupportedError(f"{folder}: a draft vocabulary of {config.draft_vocab} tokens needs the tensor d2t")
+    if int(stated.get("transformer_layer_config", stated).get("num_hidden_layers", 1)) != 1:
+        raise ModelUnsupportedError(f"{folder}: EAGLE-3 heads of more than one layer are not supported")
+    tensors.pop("t2d", None)
+    if config.draft_vocab == config.vocab:
+        tensors.setdefault("d2t", torch.zeros(config.draft_vocab, dtype=torch.int64))
+    head = Eagle3Head(config).to(model.dtype)
+    fill(head, tensors, folder)
+    ids = head.target_ids(torch.arange(config.draft_vocab))
+    if int(ids.min()) < 0 or int(ids.max()) >= config.vocab:
+        raise ModelUnsupportedError(f"{folder}: d2t leads outside the target's {config.vocab} tokens")
+    LOG.info(
+        "EAGLE-3 head %s: taps before layers %s, norm_before_residual %s, norm_before_fc %s, fc_norm %s, recycles %s",
+        folder, config.taps, config.norm_before_residual, config.norm_before_fc, config.norm_each_tap,
+        "normed" if config.recycle_normed else "raw",
+    )  # fmt: skip
+    return head.eval().requires_grad_(False)
+
+
+def save_eagle3(head: Eagle3Head, folder: Path, extra: dict[str, Any]) -> None:
+    """Write `head` in the flat format, in bf16; `extra` goes into its configuration."""
+    config = head.config
+    state = {name: t if t.dtype == torch.int64 else t.to(torch.bfloat16) for name, t in head.state_dict().items()}
+    known = torch.zeros(config.vocab, dtype=torch.bool)
+    known[head.target_ids(torch.arange(config.draft_vocab))] = True
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: t.contiguous() for name, t in state.items()} | {"t2d": known}, folder / "model.safetensors")
+    stated = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": config.hidden,
+        "target_hidden_size": config.target_hidden,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.intermediate,
+        "num_hidden_layers": 1,
+        "vocab_size": config.vocab,
+        "draft_vocab_size": config.draft_vocab,
+        "rms_norm_eps": config.eps,
+        "rope_theta": config.rope_theta,
+        "hidden_act": "silu",
+        "attention_bias": config.attention_bias,
+        "norm_before_residual": config.norm_before_residual,
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in config.taps],
+            "use_aux_hidden_state": True,
+        },
+    }
+    (folder / "config.json").write_text(json.dumps(stated | extra, indent=1) + "\n")
+
+
+def _config(stated: dict[str, Any], tensors: dict[str, torch.Tensor], model: LoadedModel) -> Eagle3Config:
+    packaged, vocab = "speculators_model_type" in stated, model.shape.vocab_size
+    layer: dict[str, Any] = stated.get("transformer_layer_config", stated)
+    shape = block_shape(layer)
+    draft_vocab = stated.get("draft_vocab_size") or stated.get("truncated_vocab_size") or layer.get("vocab_size")
+    return Eagle3Config(
+        hidden=shape.hidden,
+        target_hidden=int(stated.get("target_hidden_size") or model.config.hidden_size),
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        intermediate=shape.intermediate,
+        draft_vocab=int(draft_vocab or vocab),
+        vocab=vocab,
+        taps=taps(stated, int(model.config.num_hidden_layers), packaged),
+        eps=shape.eps,
+        rope_theta=shape.rope_theta,
+        norm_before_residual=bool(stated.get("norm_before_residual", False)),
+        norm_before_fc=bool(stated.get("norm_before_fc", False)) or "input_norm.weight" in tensors,
+        norm_each_tap=bool(stated.get("fc_norm", False)) or "fc_norm.0.weight" in tensors,
+        recycle_normed=packaged and bool(stated.get("norm_output", False)),
+        qk_norm="midlayer.self_attn.q_norm.weight" in tensors,
+        attention_bias=shape.qkv_bias,
+        own_embedding="embed_tokens.weight" in tensors,
+    )
+
+
+def taps(stated: dict[str, Any], target_layers: int, packaged: bool) -> tuple[int, ...]:
+    """Return which of the target's hidden states a head reads, counted as transformers does.
+
+    `speculators` packages name the layer that a state enters, flat files (SpecForge, SGLang) the one it leaves.
+    """
+    ids = stated.get("eagle_aux_hidden_state_layer_ids")
+    ids = ids or (stated.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    if not ids:
+        return 2, target_layers // 2, target_layers - 3
+    return tuple(int(layer) if packaged else int(layer) + 1 for layer in ids)

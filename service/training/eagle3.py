@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
-from ..proposers.eagle3_head import Eagle3Config, Eagle3Head, save_eagle3
+from ..proposers.eagle3 import Eagle3Config, Eagle3Head, save_eagle3
 from .dataset import Dataset
 from .loop import Phase, Point, Recipe, TokenStream, train
 

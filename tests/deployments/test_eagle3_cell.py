@@ -15,7 +15,7 @@ from specserve.deployments.settings import ServiceSettings
 from specserve.service.errors import ModelUnsupportedError, ProposerUnavailableError
 from specserve.service.messages import ProposeBatch, ProposeRow, Sampling, ScoreBatch, ScoreRow
 from specserve.service.models import load_model
-from specserve.service.proposers.eagle3_head import Eagle3Config, Eagle3Head, save_eagle3
+from specserve.service.proposers.eagle3 import Eagle3Config, Eagle3Head, save_eagle3
 
 SECRET = b"a secret of this test"
 PROMPTS = ["def add(a, b):", "class Point:\n", "import os\n\nfor name in os.listdir("]

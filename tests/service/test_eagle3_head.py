@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from support.heads import bare_target, write_head
 
 from specserve.service.errors import ModelUnsupportedError
-from specserve.service.proposers.eagle3_head import Eagle3Head, load_eagle3, save_eagle3, taps
+from specserve.service.proposers.eagle3 import Eagle3Head, load_eagle3, save_eagle3, taps
 
 HIDDEN, TARGET_HIDDEN, HEADS, KV_HEADS, DIM, MLP, VOCAB, DRAFT_VOCAB = 8, 6, 4, 2, 4, 12, 20, 10
 LAYERS = 12
@@ -58,15 +58,8 @@ def flat_tensors() -> dict[str, torch.Tensor]:
     }
 
 
-def write(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
-    return folder
-
-
 def load(folder: Path) -> Eagle3Head:
-    return load_eagle3(folder, VOCAB, TARGET_HIDDEN, LAYERS, torch.float64)
+    return load_eagle3(folder, bare_target(VOCAB, TARGET_HIDDEN, LAYERS))
 
 
 def reference_row(
@@ -131,7 +124,7 @@ class Causal:
 @pytest.mark.parametrize("normed_residual", [False, True])
 def test_a_flat_file_drafts_what_the_papers_formulae_give(tmp_path: Path, normed_residual: bool) -> None:
     tensors = flat_tensors()
-    head = load(write(tmp_path, flat_config(norm_before_residual=normed_residual), tensors))
+    head = load(write_head(tmp_path, flat_config(norm_before_residual=normed_residual), tensors))
     made = torch.Generator().manual_seed(4)
     features = torch.randn(3, 3 * TARGET_HIDDEN, generator=made, dtype=torch.float64)
     embedded = torch.randn(5, HIDDEN, generator=made, dtype=torch.float64)
@@ -149,7 +142,7 @@ def test_a_flat_file_drafts_what_the_papers_formulae_give(tmp_path: Path, normed
 
 
 def test_a_speculators_package_is_the_same_head_under_other_names(tmp_path: Path) -> None:
-    flat = load(write(tmp_path / "flat", flat_config(), flat_tensors()))
+    flat = load(write_head(tmp_path / "flat", flat_config(), flat_tensors()))
     package = {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
@@ -167,7 +160,7 @@ def test_a_speculators_package_is_the_same_head_under_other_names(tmp_path: Path
     }  # fmt: skip
     renamed = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in flat_tensors().items()}
     renamed["embed_tokens.weight"] = torch.randn(VOCAB, HIDDEN, dtype=torch.float64)
-    packaged = load(write(tmp_path / "package", package, renamed))
+    packaged = load(write_head(tmp_path / "package", package, renamed))
     assert packaged.config.taps == (2, 5, 9)
     assert packaged.config.own_embedding
     x = torch.randn(HIDDEN, dtype=torch.float64)
@@ -197,7 +190,7 @@ def test_a_head_that_does_not_fit_is_refused_by_name(tmp_path: Path, change: Any
     config, tensors = flat_config(), flat_tensors()
     change(config, tensors)
     with pytest.raises(ModelUnsupportedError, match=said):
-        load(write(tmp_path, config, tensors))
+        load(write_head(tmp_path, config, tensors))
 
 
 @pytest.mark.parametrize("flags", [{"norm_before_fc": True}, {"fc_norm": True}])
@@ -208,7 +201,7 @@ def test_norms_before_the_fusion_are_taken_from_the_file(tmp_path: Path, flags: 
         tensors |= {f"fc_norm.{i}.weight": part for i, part in enumerate(scales.chunk(3))}
     else:
         tensors["input_norm.weight"] = scales
-    head = load(write(tmp_path, flat_config(**flags), tensors))
+    head = load(write_head(tmp_path, flat_config(**flags), tensors))
     x = torch.randn(3 * TARGET_HIDDEN, dtype=torch.float64)
     parts = x.chunk(3) if "fc_norm" in flags else [x]
     normed = torch.cat([part / torch.sqrt((part * part).mean() + 1e-5) for part in parts]) * scales
@@ -216,7 +209,7 @@ def test_norms_before_the_fusion_are_taken_from_the_file(tmp_path: Path, flags: 
 
 
 def test_what_is_saved_loads_as_the_same_head(tmp_path: Path) -> None:
-    head = load(write(tmp_path / "a", flat_config(), flat_tensors()))
+    head = load(write_head(tmp_path / "a", flat_config(), flat_tensors()))
     save_eagle3(head, tmp_path / "b", {"note": "kept"})
     again = load(tmp_path / "b")
     assert again.config == head.config

@@ -1,0 +1,50 @@
+"""Proposers that live beside the target, because they draft from its hidden states: which there are, and their making."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import cast
+
+from torch import nn
+
+from ..features import FeaturePages
+from ..messages import AttachedName
+from ..models import LoadedModel
+from ..ports import Proposer
+from .eagle import load_eagle
+from .eagle3 import load_eagle3
+from .feature_rows import RowHead, RowProposer
+from .medusa import MedusaHeads, MedusaProposer, load_medusa
+from .mtp import load_mtp
+
+LOADERS: Mapping[AttachedName, Callable[[Path, LoadedModel], RowHead | MedusaHeads]] = {
+    "eagle": load_eagle,
+    "eagle3": load_eagle3,
+    "medusa": load_medusa,
+    "mtp": load_mtp,
+}
+
+
+def attach(
+    folders: Mapping[AttachedName, Path], model: LoadedModel, num_pages: int, page_tokens: int
+) -> tuple[dict[str, Proposer], FeaturePages | None]:
+    """Return the proposers of the heads in `folders`, and the pages that `model`'s target is to fill for them all.
+
+    Raises: ModelUnsupportedError when a head was made for another target.
+    """
+    if not folders:
+        return {}, None
+    weight = model.head.weight
+    heads = {name: LOADERS[name](folder, model) for name, folder in folders.items()}
+    layers = [tap for head in heads.values() for tap in head.taps]
+    features = FeaturePages(layers, model.config.hidden_size, num_pages, page_tokens, weight)
+    embed: nn.Module = model.trunk.get_input_embeddings()  # type: ignore[operator]  # a transformers model
+    made: dict[str, Proposer] = {}
+    for name, head in heads.items():
+        cast(nn.Module, head).to(weight.device)
+        if isinstance(head, MedusaHeads):
+            made[name] = MedusaProposer(head, features)
+        else:
+            made[name] = RowProposer(
+                name, head, embed, features, num_pages, page_tokens, model.shape.max_positions, model.shape.vocab_size
+            )
+    return made, features

@@ -1,0 +1,152 @@
+"""Medusa heads: each guesses one token further ahead, all from one hidden state of the target. Source: arXiv 2401.10774.
+
+Head i reads the target's last hidden state at position t and guesses the token at t + 2 + i. Medusa-1 and Medusa-2
+share their form; a Medusa-2 file may hold the heads under `medusa_head.`. What a chain gets is each head's best token.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn import functional
+
+from ..errors import ModelUnsupportedError
+from ..features import FeaturePages
+from ..messages import DraftBatch, ProposeBatch
+from ..models import LoadedModel
+from .checkpoint import check_target, fill, read_config, read_tensors
+from .choosing import Chain, extend
+from .paged_block import packed
+
+LOG = logging.getLogger(__name__)
+FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors", "pytorch_model.bin")
+PREFIX = "medusa_head."
+VLLM_NAMES = (
+    (r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)", r"medusa_head.\1.\2.linear.\3"),
+    (r"lm_heads\.(\d+)\.weight", r"medusa_head.\1.last.weight"),
+)
+"""How vLLM's own layout spells the same tensors."""
+
+
+class ResBlock(nn.Module):
+    """x + SiLU(W x + b), the identity before training."""
+
+    def __init__(self, hidden: int, bias: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden, hidden, bias=bias)
+        nn.init.zeros_(self.linear.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [..., hidden]."""
+        out: torch.Tensor = x + functional.silu(self.linear(x))
+        return out
+
+
+class MedusaHeads(nn.Module):
+    """Independent heads; keys are `medusa_head.{i}.{j}.linear.*` and `medusa_head.{i}.{num_layers}.weight`."""
+
+    def __init__(self, num_heads: int, num_layers: int, hidden: int, vocab: int, tap: int, bias: bool = True) -> None:
+        super().__init__()
+        self.num_layers = num_layers
+        self.taps = (tap,)
+        self.medusa_head = nn.ModuleList(
+            nn.Sequential(*(ResBlock(hidden, bias) for _ in range(num_layers)), nn.Linear(hidden, vocab, bias=False))
+            for _ in range(num_heads)
+        )
+
+    def forward(self, hidden: torch.Tensor, index: int) -> torch.Tensor:
+        """Return head `index`'s logits [..., vocab] for the target's hidden states after the final norm."""
+        logits: torch.Tensor = self.medusa_head[index](hidden)
+        return logits
+
+
+class MedusaProposer:
+    """Drafts chains of as many tokens as there are heads; keeps nothing."""
+
+    name = "medusa"
+
+    def __init__(self, heads: MedusaHeads, features: FeaturePages) -> None:
+        self._heads = heads
+        self._features = features
+        packed(heads)
+
+    @torch.inference_mode()
+    def propose(self, batch: ProposeBatch) -> DraftBatch:
+        """Return a draft for every row with at least two tokens, the least that a hidden state stands behind."""
+        rows = [row for row in batch.rows if row.committed_len > 1]
+        chains = [Chain(row) for row in rows]
+        if not rows:
+            return DraftBatch(batch.round, (), 0)
+        slots = torch.cat([self._features.slots(row.block_table, row.committed_len - 2, 1) for row in rows])
+        hidden = self._features.read(slots, self._heads.taps)
+        active = list(range(len(chains)))
+        for index in range(len(self._heads.medusa_head)):
+            active = [place for place in active if not chains[place].complete]
+            if not active:
+                break
+            some = hidden if len(active) == len(chains) else hidden[torch.tensor(active, device=hidden.device)]
+            extend([chains[place] for place in active], self._heads(some, index), drawn=False)
+        return DraftBatch(batch.round, tuple(chain.draft() for chain in chains), 0)
+
+
+def load_medusa(folder: Path, model: LoadedModel) -> MedusaHeads:
+    """Return the heads in `folder`, made for `model`; how many there are is read from the tensors' names.
+
+    Raises: ModelUnsupportedError that names missing and unexpected tensors, or says how the heads do not fit.
+    """
+    stated = read_config(folder)
+    check_target(stated, model, folder)
+    merged = not any((folder / name).exists() for name in FILES[:2])
+    tensors = _own_names(read_tensors(folder, files=FILES), only_prefixed=merged)
+    places = [match.groups() for name in tensors if (match := re.match(r"medusa_head\.(\d+)\.(\d+)\.linear", name))]
+    if not places:
+        raise ModelUnsupportedError(f"{folder} has no Medusa heads (tensors like 0.0.linear.weight)")
+    num_heads, num_layers = (1 + max(int(place[part]) for place in places) for part in (0, 1))
+    tensors = {name.replace(".last.", f".{num_layers}."): tensor for name, tensor in tensors.items()}
+    bias = "medusa_head.0.0.linear.bias" in tensors
+    hidden, tap = int(model.config.hidden_size), int(model.config.num_hidden_layers)
+    heads = MedusaHeads(num_heads, num_layers, hidden, model.shape.vocab_size, tap, bias).to(model.dtype)
+    fill(heads, tensors, folder)
+    LOG.info("Medusa heads %s: %d heads of %d blocks, read after the final norm", folder, num_heads, num_layers)
+    return heads.eval().requires_grad_(False)
+
+
+def _own_names(tensors: Mapping[str, torch.Tensor], only_prefixed: bool) -> dict[str, torch.Tensor]:
+    """Return the heads' tensors under Medusa-2's names; `only_prefixed`: the file holds the whole target, too."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if name.startswith(PREFIX):
+            found[name] = tensor
+            continue
+        for pattern, spelling in VLLM_NAMES:
+            if re.fullmatch(pattern, name):
+                found[re.sub(pattern, spelling, name)] = tensor
+                break
+        else:
+            if not (only_prefixed and name.startswith(("model.", "lm_head."))):
+                found[PREFIX + name] = tensor
+    return found
+
+
+def save_medusa(heads: MedusaHeads, folder: Path, extra: dict[str, Any]) -> None:
+    """Write `heads` as Medusa-1 files are, in bf16 safetensors; `extra` goes into the configuration."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {
+        name.removeprefix(PREFIX): tensor.to(torch.bfloat16).contiguous() for name, tensor in heads.state_dict().items()
+    }
+    save_file(state, folder / FILES[0])
+    last = heads.medusa_head[0][-1]  # type: ignore[index]  # a Sequential
+    stated = {
+        "model_type": "medusa",
+        "medusa_num_heads": len(heads.medusa_head),
+        "medusa_num_layers": heads.num_layers,
+        "hidden_size": last.in_features,
+        "vocab_size": last.out_features,
+    }
+    (folder / "config.json").write_text(json.dumps(stated | extra, indent=1) + "\n")

@@ -1,0 +1,172 @@
+"""Heads beside the target in an engine: the tokens are plain decoding's whatever they say; what they keep is right."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from support.cells import Cell, FixedPlanner, RandomPlanner, save_tiny_llama
+from support.heads import deepseek_files, eagle3_files, eagle_files, medusa_files
+
+from specserve.service.features import FeaturePages
+from specserve.service.inline import InlineProposerPort
+from specserve.service.messages import AttachedName, ProposeBatch, ProposeRow, Sampling, ScoreBatch, ScoreRow
+from specserve.service.ports import Proposer, ProposerPort
+from specserve.service.proposers.attached import LOADERS, attach
+from specserve.service.proposers.medusa import MedusaHeads
+from specserve.service.requests import GenerationRequest
+from specserve.service.target import Target
+
+GREEDY = Sampling()
+SEEDED = Sampling(greedy=False, temperature=0.8, top_p=0.95, seed=11)
+REJECTING = Sampling(greedy=False, temperature=0.8, seed=11, acceptance="rejection")
+LAYERS = 6
+NAMES: tuple[AttachedName, ...] = ("eagle", "eagle3", "medusa", "mtp")
+WITH_ROWS: tuple[AttachedName, ...] = ("eagle", "eagle3", "mtp")
+
+
+class HeadsCell(Cell):
+    """A cell whose target has one head of every family beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(save_tiny_llama(folder / "target", 1, layers=LAYERS), draft=folder / "target")
+        self.folders: dict[AttachedName, Path] = {
+            "eagle": eagle_files(folder / "eagle", self.model)[0],
+            "eagle3": eagle3_files(folder / "eagle3", self.model, (2, 3, 3))[0],
+            "medusa": medusa_files(folder / "medusa", self.model)[0],
+            "mtp": deepseek_files(folder / "mtp", self.model, LAYERS)[0],
+        }
+
+    def target(
+        self, num_pages: int, page_tokens: int, ports: dict[str, ProposerPort], executor: ThreadPoolExecutor
+    ) -> Target:
+        made, features = attach(self.folders, self.model, num_pages, page_tokens)
+        ports.update({name: InlineProposerPort(one, executor, needs_pages=True) for name, one in made.items()})
+        return Target(self.model, num_pages, page_tokens, features)
+
+    def one(self, name: AttachedName, num_pages: int, page_tokens: int) -> tuple[Proposer, FeaturePages]:
+        made, features = attach({name: self.folders[name]}, self.model, num_pages, page_tokens)
+        assert features is not None
+        return made[name], features
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> HeadsCell:
+    return HeadsCell(tmp_path_factory.mktemp("models"))
+
+
+def requests(sampling: Sampling, count: int = 4, max_tokens: int = 20) -> list[GenerationRequest]:
+    shared = tuple(range(40, 52))
+    prompts = [
+        shared[: 4 * (index % 4)] + tuple((7 * index + 3 * p) % 50 + 10 for p in range(1 + 3 * index))
+        for index in range(count)
+    ]
+    return [
+        GenerationRequest(f"r{index}", prompt, sampling, max_tokens, ignore_eos=True)
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("gamma", [1, 4])
+def test_output_is_plain_decodings(cell: HeadsCell, name: str, sampling: Sampling, gamma: int) -> None:
+    plain = cell.run(FixedPlanner(None, 0), requests(sampling))
+    planner = FixedPlanner(name, gamma)
+    done = cell.run(planner, requests(sampling))
+    assert [one.token_ids for one in done] == [one.token_ids for one in plain]
+    assert sum(outcome.num_drafted for outcome in planner.outcomes) > 0
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("limits", [{}, {"num_pages": 24}, {"prefill_tokens": 3}, {"max_running": 2}], ids=str)
+def test_output_does_not_depend_on_company_preemption_or_chunks(
+    cell: HeadsCell, sampling: Sampling, limits: dict[str, int]
+) -> None:
+    """The planner mixes all proposers, and the prompts share pages."""
+    alone = [cell.run(FixedPlanner(None, 0), [request])[0].token_ids for request in requests(sampling, 6)]
+    together = cell.run(RandomPlanner(3), requests(sampling, 6), **limits)
+    assert [done.token_ids for done in together] == alone
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_draft_for_a_ratio_test_says_what_it_was_drawn_from_or_nothing(cell: HeadsCell, name: AttachedName) -> None:
+    planner = FixedPlanner(name, 3)
+    done = cell.run(planner, requests(REJECTING))
+    assert all(len(one.token_ids) == 20 for one in done)
+    assert sum(outcome.num_drafted for outcome in planner.outcomes) > 0
+    proposer, _ = cell.one(name, 8, 4)
+    row = ProposeRow("a", 4, 0, (5, 6, 7, 8), 3, REJECTING, block_table=(2, 5))
+    (draft,) = proposer.propose(ProposeBatch(0, name, (row,))).drafts
+    assert (draft.support_ids is None) == (name == "medusa")  # its heads know nothing of each other's draws
+
+
+@pytest.mark.parametrize("name", WITH_ROWS)
+@pytest.mark.parametrize(("page_tokens", "table"), [(4, (9, 4, 17, 0, 30, 2, 11, 5)), (16, (3, 1))])
+def test_a_draft_is_what_the_head_gives_on_the_whole_sequence_at_once(
+    cell: HeadsCell, name: AttachedName, page_tokens: int, table: tuple[int, ...]
+) -> None:
+    """Rows kept over rounds, pages in any order, and what rejected drafts left behind change nothing; pages of 16 run
+    on the kernels, others on the modules."""
+    proposer, features = cell.one(name, 32, page_tokens)
+    target = Target(cell.model, 32, page_tokens, features)
+    tokens = [(5 * place) % 90 + 3 for place in range(23)]
+    known = 0
+    for committed_len, gamma in ((7, 3), (8, 4), (12, 2), (13, 3), (22, 4)):
+        start = 0 if known == 0 else known - 1
+        target.score(ScoreBatch(0, (ScoreRow("a", start, tuple(tokens[start : committed_len - 1]), 0, table),)))
+        row = ProposeRow(
+            "a", committed_len, known, tuple(tokens[known:committed_len]), gamma, GREEDY, block_table=table
+        )
+        (draft,) = proposer.propose(ProposeBatch(0, name, (row,))).drafts
+        assert draft.token_ids == dense_draft(cell, name, features, table, tokens[:committed_len], gamma)
+        known = committed_len
+    assert proposer.propose(ProposeBatch(0, name, (), ("a",))).num_held_requests == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_request_with_one_token_or_without_room_gets_no_draft(cell: HeadsCell, name: AttachedName) -> None:
+    proposer, _ = cell.one(name, 200, 4)
+    table = tuple(range(130))
+    alone = ProposeRow("a", 1, 0, (5,), 3, GREEDY, block_table=table)
+    full = ProposeRow("b", 510, 0, tuple(range(510)), 3, GREEDY, block_table=table)
+    unknown = ProposeRow("c", 9, 4, (1, 2, 3, 4, 5), 3, GREEDY, block_table=table)
+    rows = (alone,) if name == "medusa" else (alone, full, unknown)  # Medusa needs neither room nor the tokens
+    assert proposer.propose(ProposeBatch(0, name, rows)).drafts == ()
+
+
+def test_medusa_drafts_no_further_than_it_has_heads(cell: HeadsCell) -> None:
+    proposer, _ = cell.one("medusa", 32, 4)
+    rows = tuple(
+        ProposeRow(request_id, 4, 0, (5, 6, 7, 8), gamma, GREEDY, block_table=(2, 5))
+        for request_id, gamma in (("a", 8), ("b", 2))
+    )
+    drafts = proposer.propose(ProposeBatch(0, "medusa", rows)).drafts
+    assert [len(draft.token_ids) for draft in drafts] == [5, 2]
+
+
+def dense_draft(
+    cell: HeadsCell, name: AttachedName, features: FeaturePages, table: tuple[int, ...], tokens: list[int], gamma: int
+) -> tuple[int, ...]:
+    """The greedy draft by one dense causal forward a token, nothing kept."""
+    head = LOADERS[name](cell.folders[name], cell.model)
+    assert not isinstance(head, MedusaHeads)
+    embed = cell.model.trunk.get_input_embeddings()
+    states = [head.fuse(features.read(features.slots(table, 0, len(tokens) - 1), head.taps))]
+    drafted: list[int] = []
+    for _ in range(gamma):
+        hidden = torch.cat(states)
+        residual, x = head.enter(hidden, embed(torch.tensor((tokens + drafted)[1:])))
+
+        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            group = query.shape[1] // key.shape[1]
+            scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(group, 1)) * query.shape[-1] ** -0.5
+            scores = scores.masked_fill(~torch.ones(len(query), len(query), dtype=torch.bool).tril(), float("-inf"))
+            return torch.einsum("hqk,khd->qhd", scores.softmax(-1), value.repeat_interleave(group, 1))
+
+        with torch.inference_mode():
+            logits, out = head.leave(head.block(residual, x, torch.arange(len(hidden)), attend))
+        best = logits[-1].argmax()
+        drafted.append(int(best if head.token_map is None else head.token_map[best]))
+        states.append(out[-1:])
+    return tuple(drafted)
