@@ -76,14 +76,14 @@ def target_and_attached(
     """
     skips = settings.self_drafts(model.config.num_hidden_layers)
     folders = settings.attached_folders
-    if skips or folders:
-        head = head or head_of(model)
+    if not skips and not folders:
+        return Target(model, settings.num_pages, settings.page_tokens), {}
+    head = head or head_of(model)
     attached, features = attach(folders, model, head, settings.num_pages, settings.page_tokens)
     target = Target(model, settings.num_pages, settings.page_tokens, features)
     if skips:
         check_layers(model)
     for name, skip in skips.items():
-        assert head is not None
         attached[name] = SelfDraftProposer(name, target, head, skip, settings.page_tokens, model.shape.max_positions)
     return target, attached
 

@@ -16,7 +16,9 @@ from specserve.service.sources import ModelSource, parse_source, pinned
 from .api.limits import RequestLimits
 
 PluginPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
-ProposerName = Literal["prediction", "prompt_lookup", "suffix", "draft", "eagle", "eagle3", "medusa", "mtp", "layer_skip", "early_exit"]
+ProposerName = Literal[
+    "prediction", "prompt_lookup", "suffix", "draft", "eagle", "eagle3", "medusa", "mtp", "layer_skip", "early_exit"
+]
 BESIDE_TARGET = (*ATTACHED, "layer_skip", "early_exit")
 """Proposers that live in the target's process, because they draft from what it computes."""
 

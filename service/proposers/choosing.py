@@ -54,9 +54,7 @@ def extend(chains: Sequence[Chain], logits: torch.Tensor, drawn: bool = True) ->
         chain.token_ids.append(token)
 
 
-def _sample(
-    logits: torch.Tensor, chains: Sequence[Chain], sampled: list[int], best: list[int], drawn: bool
-) -> None:
+def _sample(logits: torch.Tensor, chains: Sequence[Chain], sampled: list[int], best: list[int], drawn: bool) -> None:
     """Replace `best` of the sampled rows: coupled rows share the target's noise, the others draw their own."""
     samplings = [chains[index].row.sampling for index in sampled]
     positions = [chains[index].row.committed_len + len(chains[index].token_ids) for index in sampled]

@@ -62,7 +62,7 @@ class EagleHead(nn.Module):
         return self._readout(out), out
 
 
-def load_eagle(folder: Path, model: LoadedModel) -> EagleHead:
+def load_eagle(folder: Path, model: LoadedModel, readout: Head) -> EagleHead:
     """Return the head in `folder`, made for `model`.
 
     Raises: ModelUnsupportedError that names missing and unexpected tensors, or says how the head does not fit.
@@ -81,7 +81,6 @@ def load_eagle(folder: Path, model: LoadedModel) -> EagleHead:
         raise ModelUnsupportedError(
             f"{folder} was made for hidden states of {shape.hidden}; this target's are {model.config.hidden_size}"
         )
-    readout = Head(model.head, getattr(model.config, "final_logit_softcapping", None))
     fc_bias, own = bool(stated.get("bias", True)), EMBEDDING in tensors
     head = EagleHead(shape, int(model.config.num_hidden_layers), model.shape.vocab_size, readout, fc_bias, own)
     fill(head.to(model.dtype), tensors, folder)

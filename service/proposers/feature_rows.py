@@ -140,8 +140,8 @@ class RowProposer:
         end = len(held.token_ids) - 1
         while held.num_rows < end:
             first, last = held.num_rows, min(end, held.num_rows + MAX_FED_ROWS)
-            slots = self._features.slots(held.table, first, last - first)
-            hidden = self._head.fuse(self._features.read(slots, self._head.taps))
+            places = (*range(end - len(row.moved_from)), *row.moved_from)[first:last]
+            hidden = self._head.fuse(self._features.read(held.table, places, self._head.taps))
             tokens = tuple(held.token_ids[first + 1 : last + 1])
             hidden = self._forward(hidden, [ScoreRow(row.request_id, first, tokens, 0, held.table)])
             held.num_rows = last

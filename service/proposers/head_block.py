@@ -45,7 +45,9 @@ def block_shape(layer: Mapping[str, Any], width_in_hiddens: int = 1, **changes: 
     scaling = layer.get("rope_scaling") or layer.get("rope_parameters") or {}
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind != "default":
-        LOG.warning("the head's %s rotary scaling is left out: its drafts far into a long text are less often right", kind)
+        LOG.warning(
+            "the head's %s rotary scaling is left out: its drafts far into a long text are less often right", kind
+        )
     biased = bool(layer.get("attention_bias", False))
     stated: dict[str, Any] = {
         "width": width_in_hiddens * hidden,
@@ -127,9 +129,7 @@ class HeadBlock(nn.Module):
         self.mlp = Mlp(shape)
         self.shape = shape
 
-    def forward(
-        self, residual: torch.Tensor, x: torch.Tensor, positions: torch.Tensor, attend: Attend
-    ) -> torch.Tensor:
+    def forward(self, residual: torch.Tensor, x: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """Return the layer's output [..., hidden] for attention input `x` [..., width] beside `residual`."""
         residual = residual + self.self_attn(x, positions, attend)
         out: torch.Tensor = residual + self.mlp(self.post_attention_layernorm(residual))

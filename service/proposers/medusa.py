@@ -1,4 +1,4 @@
-"""Medusa heads: each guesses one token further ahead, all from one hidden state of the target. Source: arXiv 2401.10774.
+"""Medusa heads: each guesses one token further, all from one hidden state of the target. Source: arXiv 2401.10774.
 
 Head i reads the target's last hidden state at position t and guesses the token at t + 2 + i. Medusa-1 and Medusa-2
 share their form; a Medusa-2 file may hold the heads under `medusa_head.`. What a chain gets is each head's best token.
@@ -83,8 +83,12 @@ class MedusaProposer:
         chains = [Chain(row) for row in rows]
         if not rows:
             return DraftBatch(batch.round, (), 0)
-        slots = torch.cat([self._features.slots(row.block_table, row.committed_len - 2, 1) for row in rows])
-        hidden = self._features.read(slots, self._heads.taps)
+        places = [row.moved_from[-1] if row.moved_from else row.committed_len - 2 for row in rows]
+        states = [
+            self._features.read(row.block_table, (place,), self._heads.taps)
+            for row, place in zip(rows, places, strict=True)
+        ]
+        hidden = torch.cat(states)
         active = list(range(len(chains)))
         for index in range(len(self._heads.medusa_head)):
             active = [place for place in active if not chains[place].complete]

@@ -129,14 +129,14 @@ class MtpHead(nn.Module):
         return self.leave(self.block(residual, x, positions, attend))
 
 
-def load_mtp(folder: Path, model: LoadedModel) -> MtpHead:
-    """Return the first MTP module in `folder`, which may be the target's own; it drafts as many tokens as are asked for.
+def load_mtp(folder: Path, model: LoadedModel, readout: Head) -> MtpHead:
+    """Return the first MTP module in `folder`, which may be the target's own.
 
     Raises: ModelUnsupportedError that names missing and unexpected tensors, or says how the module does not fit.
     """
     outer = read_config(folder)
     stated = outer.get("text_config") or outer.get("transformer_layer_config") or outer
-    check_target(outer if stated is not outer.get("text_config") else stated, model, folder)
+    check_target(outer | stated, model, folder)
     layout, found = _found(folder, int(stated["num_hidden_layers"]))
     for part, kind in REFUSED.items():
         if any(part in name for name in found):
@@ -158,7 +158,6 @@ def load_mtp(folder: Path, model: LoadedModel) -> MtpHead:
         raise ModelUnsupportedError(
             f"{folder} was made for hidden states of {shape.hidden}; this target's are {model.config.hidden_size}"
         )
-    readout = Head(model.head, getattr(model.config, "final_logit_softcapping", None))
     own = "embed_tokens.weight" in tensors, "head.weight" in tensors
     tap, vocab = int(model.config.num_hidden_layers), model.shape.vocab_size
     head = MtpHead(shape, tap, vocab, readout, layout.hidden_first, *own)

@@ -9,11 +9,11 @@ from torch import nn
 
 from ..attention import PackedLayout, paged_attention
 from ..attention import Sequence as Packed
-from ..features import slots_of
 from ..fused_trunk import ROUND_THEN_SCALE, FusedTrunk, Layer, Sizes
 from ..kernels.native import BLOCK_SLOTS, DTYPES, library
 from ..messages import ScoreRow
 from ..packed_linear import PackedLinear
+from ..slots import slots_at
 from .head_block import HeadBlock, angles
 
 LOG = logging.getLogger(__name__)
@@ -47,17 +47,18 @@ class ModuleBlock:
         """Return the layer's output."""
         device = x.device
         packed: list[Packed] = []
-        written, positions, start = [], [], 0
+        written: list[torch.Tensor] = []
+        positions: list[int] = []
+        start = 0
         for row in rows:
             count = len(row.token_ids)
-            slots = slots_of(row.block_table, 0, row.start_position + count, self._page_tokens).to(device)
+            places = range(row.start_position + count)
+            slots = torch.from_numpy(slots_at(row.block_table, places, self._page_tokens)).to(device)
             packed.append(Packed(start, start + count, slots))
             written.append(slots[row.start_position :])
             positions.extend(range(row.start_position, row.start_position + count))
             start += count
-        layout = PackedLayout(
-            self._keys, self._values, torch.cat(written), tuple(packed), padded=device.type != "cpu"
-        )
+        layout = PackedLayout(self._keys, self._values, torch.cat(written), tuple(packed), padded=device.type != "cpu")
 
         def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in (query, key, value))

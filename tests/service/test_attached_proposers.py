@@ -11,6 +11,7 @@ from support.heads import deepseek_files, eagle3_files, eagle_files, medusa_file
 from specserve.service.features import FeaturePages
 from specserve.service.inline import InlineProposerPort
 from specserve.service.messages import AttachedName, ProposeBatch, ProposeRow, Sampling, ScoreBatch, ScoreRow
+from specserve.service.models import head_of
 from specserve.service.ports import Proposer, ProposerPort
 from specserve.service.proposers.attached import LOADERS, attach
 from specserve.service.proposers.medusa import MedusaHeads
@@ -40,12 +41,12 @@ class HeadsCell(Cell):
     def target(
         self, num_pages: int, page_tokens: int, ports: dict[str, ProposerPort], executor: ThreadPoolExecutor
     ) -> Target:
-        made, features = attach(self.folders, self.model, num_pages, page_tokens)
+        made, features = attach(self.folders, self.model, head_of(self.model), num_pages, page_tokens)
         ports.update({name: InlineProposerPort(one, executor, needs_pages=True) for name, one in made.items()})
         return Target(self.model, num_pages, page_tokens, features)
 
     def one(self, name: AttachedName, num_pages: int, page_tokens: int) -> tuple[Proposer, FeaturePages]:
-        made, features = attach({name: self.folders[name]}, self.model, num_pages, page_tokens)
+        made, features = attach({name: self.folders[name]}, self.model, head_of(self.model), num_pages, page_tokens)
         assert features is not None
         return made[name], features
 
@@ -125,6 +126,29 @@ def test_a_draft_is_what_the_head_gives_on_the_whole_sequence_at_once(
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_after_a_tree_the_head_reads_the_states_of_the_accepted_path(cell: HeadsCell, name: AttachedName) -> None:
+    """The path 0, 2, 4 of a tree at position 6 lies at 6, 8 and 10; then at 6, 7 and 8, moved with the next batch."""
+    tokens = [(5 * place) % 90 + 3 for place in range(14)]
+    table = (9, 4, 17, 0, 30, 2, 11, 5)
+    nodes = (tokens[6], 77, tokens[7], 78, tokens[8], 79)
+    tree = ScoreRow("a", 6, nodes, 6, table, parents=(0, 0, 2, 2, 2), moved_from=())
+    chain = ScoreRow("a", 6, tuple(tokens[6:9]), 3, table)
+    drafts = []
+    for after, moved_from in ((tree, (8, 10)), (chain, ())):
+        proposer, features = cell.one(name, 32, 4)
+        target = Target(cell.model, 32, 4, features)
+        target.score(ScoreBatch(0, (ScoreRow("a", 0, tuple(tokens[:6]), 0, table),)))
+        target.score(ScoreBatch(1, (after,)))
+        row = ProposeRow("a", 10, 0, tuple(tokens[:10]), 3, GREEDY, block_table=table, moved_from=moved_from)
+        found = [proposer.propose(ProposeBatch(1, name, (row,))).drafts[0].token_ids]
+        target.score(ScoreBatch(2, (ScoreRow("a", 9, tuple(tokens[9:13]), 4, table, moved_from=moved_from),)))
+        later = ProposeRow("b", 14, 0, tuple(tokens), 3, GREEDY, block_table=table)
+        found.append(proposer.propose(ProposeBatch(2, name, (later,))).drafts[0].token_ids)
+        drafts.append(found)
+    assert drafts[0] == drafts[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_request_with_one_token_or_without_room_gets_no_draft(cell: HeadsCell, name: AttachedName) -> None:
     proposer, _ = cell.one(name, 200, 4)
     table = tuple(range(130))
@@ -149,10 +173,10 @@ def dense_draft(
     cell: HeadsCell, name: AttachedName, features: FeaturePages, table: tuple[int, ...], tokens: list[int], gamma: int
 ) -> tuple[int, ...]:
     """The greedy draft by one dense causal forward a token, nothing kept."""
-    head = LOADERS[name](cell.folders[name], cell.model)
+    head = LOADERS[name](cell.folders[name], cell.model, head_of(cell.model))
     assert not isinstance(head, MedusaHeads)
     embed = cell.model.trunk.get_input_embeddings()
-    states = [head.fuse(features.read(features.slots(table, 0, len(tokens) - 1), head.taps))]
+    states = [head.fuse(features.read(table, range(len(tokens) - 1), head.taps))]
     drafted: list[int] = []
     for _ in range(gamma):
         hidden = torch.cat(states)

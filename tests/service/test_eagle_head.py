@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from specserve.service.errors import ModelUnsupportedError
 from specserve.service.messages import ProposeBatch, ProposeRow, Sampling, ScoreBatch, ScoreRow
-from specserve.service.models import load_model
+from specserve.service.models import head_of, load_model
 from specserve.service.proposers.attached import attach
 from specserve.service.proposers.eagle import load_eagle
 from specserve.service.target import Target
@@ -36,7 +36,7 @@ def reference(tensors: Tensors, states: torch.Tensor, embed: torch.Tensor, head:
 def test_a_draft_is_what_the_papers_formulae_give(tmp_path: Path) -> None:
     model = load_model(save_tiny_llama(tmp_path / "target", 1, layers=3), torch.float64)
     folder, tensors = eagle_files(tmp_path / "head", model)
-    made, features = attach({"eagle": folder}, model, 8, 16)
+    made, features = attach({"eagle": folder}, model, head_of(model), 8, 16)
     Target(model, 8, 16, features).score(ScoreBatch(0, (ScoreRow("a", 0, TOKENS[:-1], 0, (4,)),)))
     row = ProposeRow("a", len(TOKENS), 0, TOKENS, 5, Sampling(), block_table=(4,))
     (draft,) = made["eagle"].propose(ProposeBatch(0, "eagle", (row,))).drafts
@@ -51,11 +51,11 @@ def test_a_draft_is_what_the_papers_formulae_give(tmp_path: Path) -> None:
 def test_the_targets_embedding_may_be_repeated_or_absent(tmp_path: Path) -> None:
     model = bare_target(40, 32, 3)
     folder, tensors = eagle_files(tmp_path, model, "model.safetensors")
-    assert load_eagle(folder, model).embedding is None
+    assert load_eagle(folder, model, head_of(model)).embedding is None
     other = tensors | {"embed_tokens.weight": tensors["embed_tokens.weight"] + 1}
-    assert load_eagle(write_head(tmp_path, layer_config(model), other), model).embedding is not None
+    assert load_eagle(write_head(tmp_path, layer_config(model), other), model, head_of(model)).embedding is not None
     del tensors["embed_tokens.weight"]
-    assert load_eagle(write_head(tmp_path, layer_config(model), tensors), model).embedding is None
+    assert load_eagle(write_head(tmp_path, layer_config(model), tensors), model, head_of(model)).embedding is None
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_head_that_does_not_fit_is_refused_by_name(tmp_path: Path, change: Any
     config = layer_config(model)
     change(config, tensors)
     with pytest.raises(ModelUnsupportedError, match=said):
-        load_eagle(write_head(tmp_path, config, tensors), model)
+        load_eagle(write_head(tmp_path, config, tensors), model, head_of(model))
 
 
 class _Opens:
@@ -100,5 +100,5 @@ def test_a_pickled_file_that_would_run_code_is_refused_and_does_not_run(tmp_path
     write_head(tmp_path, layer_config(model), {}, "pytorch_model.bin")
     (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({"fc.weight": _Opens(tmp_path / "ran")}))
     with pytest.raises(ModelUnsupportedError, match=r"cannot read .*pytorch_model.bin"):
-        load_eagle(tmp_path, model)
+        load_eagle(tmp_path, model, head_of(model))
     assert not (tmp_path / "ran").exists()

@@ -80,7 +80,10 @@ def layer_shapes(hidden: int, width: int, gate: bool = False, prefix: str = "") 
 def eagle_files(folder: Path, model: LoadedModel, file: str = "pytorch_model.bin") -> tuple[Path, Tensors]:
     """An EAGLE-1 head as SafeAILab publishes them: pickled, without a first norm, the target's embedding repeated."""
     hidden = model.config.hidden_size
-    shapes = layer_shapes(hidden, hidden, prefix="layers.0.") | {"fc.weight": (hidden, 2 * hidden), "fc.bias": (hidden,)}
+    shapes = layer_shapes(hidden, hidden, prefix="layers.0.") | {
+        "fc.weight": (hidden, 2 * hidden),
+        "fc.bias": (hidden,),
+    }
     tensors = random_tensors(1, shapes)
     tensors["embed_tokens.weight"] = model.trunk.get_input_embeddings().weight.detach().clone()
     return write_head(folder, layer_config(model), tensors, file), tensors

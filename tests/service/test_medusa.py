@@ -1,0 +1,111 @@
+"""Medusa heads: files as they are published, drafts against the paper's formula, what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.cells import save_tiny_llama
+from support.heads import Tensors, bare_target, medusa_files, write_head
+from transformers import AutoModelForCausalLM
+
+from specserve.service.errors import ModelUnsupportedError
+from specserve.service.messages import ProposeBatch, ProposeRow, Sampling, ScoreBatch, ScoreRow
+from specserve.service.models import head_of, load_model
+from specserve.service.proposers.attached import attach
+from specserve.service.proposers.medusa import load_medusa, save_medusa
+from specserve.service.target import Target
+
+TOKENS = tuple((5 * place) % 90 + 3 for place in range(11))
+
+
+def reference(tensors: Tensors, head: int, state: torch.Tensor) -> torch.Tensor:
+    """Head `head`'s logits for one hidden state."""
+    inner = tensors[f"{head}.0.linear.weight"] @ state + tensors[f"{head}.0.linear.bias"]
+    return tensors[f"{head}.1.weight"] @ (state + inner / (1 + torch.exp(-inner)))
+
+
+def test_a_draft_is_every_heads_best_token_for_the_last_state(tmp_path: Path) -> None:
+    model = load_model(save_tiny_llama(tmp_path / "target", 1, layers=3), torch.float64)
+    folder, tensors = medusa_files(tmp_path / "heads", model)
+    made, features = attach({"medusa": folder}, model, head_of(model), 8, 16)
+    Target(model, 8, 16, features).score(ScoreBatch(0, (ScoreRow("a", 0, TOKENS[:-1], 0, (4,)),)))
+    row = ProposeRow("a", len(TOKENS), 0, TOKENS, 5, Sampling(), block_table=(4,))
+    (draft,) = made["medusa"].propose(ProposeBatch(0, "medusa", (row,))).drafts
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "target", dtype=torch.float64)
+    with torch.no_grad():
+        state = whole.model(torch.tensor([TOKENS[:-1]])).last_hidden_state[0, -1]
+    assert draft.token_ids == tuple(int(reference(tensors, head, state).argmax()) for head in range(5))
+
+
+def as_medusa_2(tensors: Tensors) -> Tensors:
+    """The same heads inside a whole model's file."""
+    return {f"medusa_head.{name}": tensor for name, tensor in tensors.items()} | {
+        "model.norm.weight": torch.ones(32),
+        "lm_head.weight": torch.ones(40, 32),
+    }
+
+
+def as_vllm(tensors: Tensors) -> Tensors:
+    """The same heads as vLLM spells them."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        head, layer, *rest = name.split(".")
+        kind = rest[-1] if rest else "weight"
+        renamed[f"blocks.{head}.layers.{layer}.{kind}" if "linear" in name else f"lm_heads.{head}.weight"] = tensor
+    return renamed
+
+
+@pytest.mark.parametrize(
+    ("rename", "file"),
+    [(dict, "medusa_lm_head.safetensors"), (as_medusa_2, "model.safetensors"), (as_vllm, "model.safetensors")],
+)
+def test_other_spellings_are_the_same_heads(tmp_path: Path, rename: Any, file: str) -> None:
+    model = bare_target(40, 32, 3)
+    folder, tensors = medusa_files(tmp_path / "a", model)
+    theirs = load_medusa(write_head(tmp_path / "b", {}, rename(tensors), file), model)
+    for name, tensor in load_medusa(folder, model).state_dict().items():
+        assert torch.equal(theirs.state_dict()[name], tensor), name
+
+
+def test_heads_of_two_blocks_keep_them_apart(tmp_path: Path) -> None:
+    model = bare_target(40, 32, 3)
+    _, tensors = medusa_files(tmp_path, model, num_heads=1)
+    deeper = {"0.2.weight": tensors.pop("0.1.weight"), **tensors}
+    deeper |= {name.replace("0.0.", "0.1."): 2 * tensor for name, tensor in tensors.items()}
+    heads = load_medusa(write_head(tmp_path / "b", {}, deeper, "medusa_lm_head.pt"), model)
+    state = torch.linspace(-1, 1, 32, dtype=torch.float64)
+    for scale in (1, 2):
+        inner = scale * (tensors["0.0.linear.weight"] @ state + tensors["0.0.linear.bias"])
+        state = state + inner / (1 + torch.exp(-inner))
+    start = torch.linspace(-1, 1, 32, dtype=torch.float64)
+    assert torch.allclose(heads(start, 0), deeper["0.2.weight"] @ state, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda config, tensors: tensors.pop("1.1.weight"), "missing: medusa_head.1.1.weight"),
+        (lambda config, tensors: tensors.pop("1.0.linear.bias"), "missing: medusa_head.1.0.linear.bias"),
+        (lambda config, tensors: tensors.update(token_map=torch.zeros(4)), "unexpected: medusa_head.token_map"),
+        (lambda config, tensors: tensors.update({"0.1.weight": torch.zeros(41, 32)}), "this target needs"),
+        (lambda config, tensors: tensors.clear(), "has no Medusa heads"),
+        (lambda config, tensors: config.update(vocab_size=41), "was made for 41 tokens"),
+    ],
+)
+def test_heads_that_do_not_fit_are_refused_by_name(tmp_path: Path, change: Any, said: str) -> None:
+    model = bare_target(40, 32, 3)
+    _, tensors = medusa_files(tmp_path, model)
+    config: dict[str, Any] = {}
+    change(config, tensors)
+    with pytest.raises(ModelUnsupportedError, match=said):
+        load_medusa(write_head(tmp_path, config, tensors, "medusa_lm_head.pt"), model)
+
+
+def test_what_is_saved_loads_as_the_same_heads(tmp_path: Path) -> None:
+    model = bare_target(40, 32, 3)
+    heads = load_medusa(medusa_files(tmp_path / "a", model)[0], model)
+    save_medusa(heads, tmp_path / "b", {"note": "kept"})
+    again = load_medusa(tmp_path / "b", model)
+    for name, tensor in heads.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor.to(torch.bfloat16).double()), name
