@@ -126,9 +126,9 @@ class ServiceSettings(BaseModel):
     def usable_proposers(self) -> tuple[str, ...]:
         """The proposers that can be built: `draft` needs a draft model, heads their files, the others beside the target
         to be told their layers."""
-        lacking = {name for name in ATTACHED if name not in self.attached_folders}
+        lacking: set[str] = {name for name in ATTACHED if name not in self.attached_folders}
         found = {"draft": self.draft_source, "layer_skip": self.layer_skip, "early_exit": self.early_exit}
-        lacking |= {name for name, given in found.items() if given is None}
+        lacking.update(name for name, given in found.items() if given is None)
         return tuple(name for name in self.proposers if name not in lacking)
 
     def pinned(self) -> Self:
