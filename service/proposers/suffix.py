@@ -30,35 +30,36 @@ class SuffixLimits:
 
 
 class SharedTexts:
-    """The outputs of finished requests by scope; scopes never meet. The scope used longest ago is forgotten first, and
-    of a scope that fills the room alone the older half."""
+    """The outputs of finished requests by scope; scopes never meet. Each has two trees at most, the older of which only
+    fades away: nothing is ever made anew at once. Where room is short, the scope used longest ago is forgotten."""
 
     def __init__(self, limits: SuffixLimits) -> None:
         self._limits = limits
-        self._trees: OrderedDict[str, SuffixTree] = OrderedDict()
+        self._trees: OrderedDict[str, list[SuffixTree]] = OrderedDict()
 
     @property
     def size(self) -> int:
         """Tokens and places held."""
-        return sum(tree.size for tree in self._trees.values())
+        return sum(tree.size for trees in self._trees.values() for tree in trees)
 
     def learn(self, scope: str, token_ids: Sequence[int]) -> None:
         """Remember one output."""
-        tree = self._trees.setdefault(scope, SuffixTree(self._limits.max_depth))
+        trees = self._trees.setdefault(scope, [])
         self._trees.move_to_end(scope)
-        tree.extend(token_ids)
-        tree.extend((BREAK,))
+        if not trees or trees[-1].size > self._limits.shared_size // 2:
+            trees.append(SuffixTree(self._limits.max_depth))
+        trees[-1].extend((*token_ids, BREAK))
         while self.size > self._limits.shared_size:
-            if len(self._trees) > 1:
-                self._trees.popitem(last=False)
-            else:
-                tree.keep_newest(len(tree.token_ids) // 2)
+            oldest, others = next(iter(self._trees.items()))
+            del others[0]
+            if not others:
+                del self._trees[oldest]
 
-    def of(self, scope: str) -> SuffixTree | None:
-        """Return what the scope remembers, if anything."""
+    def of(self, scope: str) -> Sequence[SuffixTree]:
+        """Return what the scope remembers, the older tree first."""
         if scope in self._trees:
             self._trees.move_to_end(scope)
-        return self._trees.get(scope)
+        return self._trees.get(scope, ())
 
 
 class SuffixProposer:
@@ -90,9 +91,10 @@ class SuffixProposer:
 
     def _guess(self, tree: SuffixTree, row: ProposeRow) -> Guess:
         context = tree.token_ids[-self._limits.max_depth :]
-        best = self._best(tree, context, row.gamma, Guess())
-        shared = self.shared.of(row.scope)
-        return best if shared is None else self._best(shared, context, row.gamma, best)
+        best = Guess()
+        for known in (tree, *reversed(self.shared.of(row.scope))):
+            best = self._best(known, context, row.gamma, best)
+        return best
 
     def _best(self, tree: SuffixTree, context: Sequence[int], gamma: int, best: Guess) -> Guess:
         """Return the guess with the largest score, of equal ones the longer match's, or `best` if none beats it."""

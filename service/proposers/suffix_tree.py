@@ -58,12 +58,6 @@ class SuffixTree:
         """Append `token_ids` to the text."""
         self.token_ids.extend(token_ids)
 
-    def keep_newest(self, num_tokens: int) -> None:
-        """Forget all but the last `num_tokens` tokens, and every node: those still read are made again."""
-        del self.token_ids[: max(len(self.token_ids) - num_tokens, 0)]
-        self._root = _Node()
-        self.num_entries = 0
-
     def occurrences(self, context: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
         """Yield (length, places after it) of ever longer endings of `context` that occur in the text.
 
