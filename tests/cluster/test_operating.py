@@ -81,4 +81,4 @@ def test_thirty_two_streams_do_not_notice_an_operator_and_the_audit_does(service
     entries = asyncio.run(operator.ask("GET", "audit"))["entries"]
     added = entries[: len(entries) - before]
     assert [entry["reason"] for entry in added] == ["as it was", "it was nothing", "to be sure", "quiet evening"]
-    assert all(entry["actor"] and entry["time"] for entry in added)
+    assert all(entry["actor"] and entry["at_s"] for entry in added)
