@@ -7,7 +7,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # Which tests `test` and `wheel-test` run; all by default.
 TESTS ?=
 
-.PHONY: install run test chaos conformance gpu-check lint types links wheel-test clean
+.PHONY: install run test chaos conformance fuzz gpu-check lint types links wheel-test clean
 
 install: $(STAMP)
 
@@ -35,6 +35,13 @@ conformance: install $(patsubst %,.conformance/%/.installed,contract clients aip
 # Five minutes of random deaths and stalls under load.
 chaos: install
 	CHAOS_SECONDS=300 $(BIN)/python -m pytest -s tests/cluster/test_chaos.py
+
+# A service of the embedded models under everything that clients and operators may do to it, right and wrong.
+MINUTES ?= 10
+PLACEMENT ?= inline
+SEED ?= 1
+fuzz: install
+	PYTHONPATH=tests $(BIN)/python -m fuzz --minutes $(MINUTES) --placement $(PLACEMENT) --seed $(SEED)
 
 # Only where there is a GPU; elsewhere every test of it is skipped, with that reason.
 gpu-check: install

@@ -32,8 +32,12 @@ def _processes() -> dict[int, _Process]:
     return found
 
 
-def _family(roots: Iterable[int], processes: dict[int, _Process]) -> set[int]:
+def family(roots: Iterable[int]) -> set[int]:
     """Return the roots, the members of their sessions, and the living descendants of all these."""
+    return _family(roots, _processes())
+
+
+def _family(roots: Iterable[int], processes: dict[int, _Process]) -> set[int]:
     wanted = set(roots)
     found = {pid for pid, one in processes.items() if pid in wanted or one.session in wanted}
     while children := {pid for pid, one in processes.items() if one.parent in found and pid not in found}:
@@ -44,7 +48,7 @@ def _family(roots: Iterable[int], processes: dict[int, _Process]) -> set[int]:
 def rss_mb(root: int) -> float | None:
     """Return the resident memory of a server's whole family in MiB, shared pages counted in each; None if unknown."""
     pages = 0
-    for member in _family([root], _processes()):
+    for member in family([root]):
         try:
             pages += int((PROC / str(member) / "statm").read_text().split()[1])
         except (OSError, IndexError):

@@ -235,8 +235,13 @@ def _integer(value: object, path: str, limit: int) -> int:
 
 
 def _number(value: object, path: str, positive: bool = False) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    try:
+        finite = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        finite = False
+    if not finite:
         raise ValueError(f"{path}: must be a number, not {value!r}")
+    assert isinstance(value, int | float)
     if value < 0 or (positive and value == 0):
         raise ValueError(f"{path}: must be {'positive' if positive else 'at least 0'}, not {value!r}")
     return float(value)

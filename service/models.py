@@ -116,6 +116,9 @@ def load_tokenizer(model: ModelSource | Path | str) -> PreTrainedTokenizerFast:
         raise ModelUnsupportedError(f"cannot read a tokenizer from {folder}: {_first_line(error)}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ModelUnsupportedError(f"{folder} has no fast tokenizer (tokenizer.json)")
+    # Its own first call would do this, and fail while another thread encodes.
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
     return tokenizer
 
 

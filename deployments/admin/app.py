@@ -13,6 +13,7 @@ from specserve.policies.document import Policy, policy_from_dict, policy_to_dict
 from specserve.service.errors import BadRequestError, SpecserveError
 
 from ..api.errors import answer_error
+from ..api.limits import NO_TEXT, is_text
 from ..api.reply import VERSION
 from ..api.request_id import RequestIdMiddleware
 from ..controller import Controller
@@ -22,13 +23,23 @@ from ..policystore import Note, PolicyStore
 from ..rollout import Rollout
 from .access import note, reading, writing
 from .dryrun import dry_run
-from .schemas import Activation, DryRun, OverrideSent, PolicyChange, PolicyQuestion, PolicySent, Reasoned, Stop
+from .schemas import (
+    MAX_NUMBER,
+    Activation,
+    DryRun,
+    OverrideSent,
+    PolicyChange,
+    PolicyQuestion,
+    PolicySent,
+    Reasoned,
+    Stop,
+)
 
 PREVIOUS = "previous"
 Noting = Callable[..., Awaitable[Callable[[str], Note]]]
 _MOST_LISTED = 500
 Limit = Annotated[int, Query(ge=1, le=_MOST_LISTED)]
-Before = Annotated[int | None, Query(ge=1)]
+Before = Annotated[int | None, Query(ge=1, le=MAX_NUMBER)]
 
 
 def build_admin(controller: Controller, credentials: Credentials) -> FastAPI:
@@ -239,6 +250,8 @@ async def _number(version: str, store: PolicyStore) -> int:
 
 def _parsed(sent: PolicySent) -> Policy:
     """Return the policy sent. Raises BadRequestError naming the field."""
+    if not is_text(sent):
+        raise BadRequestError(f"policy {NO_TEXT}", "policy", "invalid_policy")
     try:
         return simple_policy(sent) if isinstance(sent, str) else policy_from_dict(sent)
     except ValueError as error:
@@ -253,6 +266,6 @@ def _expected(if_match: str | None) -> int | None:
     if if_match is None or if_match.strip() == "*":
         return None
     tag = if_match.strip().removeprefix("W/").strip('"')
-    if not tag.isdigit():
+    if not (tag.isascii() and tag.isdigit() and len(tag) < 16):
         raise BadRequestError(f"If-Match holds the ETag of GET /admin/v1/policies, not {if_match!r}", "If-Match")
     return int(tag)

@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from ..rollout import Canary, Guard
 
 MAX_ROUNDS = 5000
+MAX_NUMBER = 2**62
+"""Larger numbers than the store gives; it has 63 bits for one."""
 _LONGEST_TTL_S = 30 * 86_400
 Reason = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=1000)]
 TierName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
@@ -40,7 +42,7 @@ class DryRun(_Body):
     """A policy, or the number of a stored one, to try on the last recorded rounds."""
 
     policy: PolicySent | None = None
-    version: int | None = Field(None, ge=1)
+    version: int | None = Field(None, ge=1, le=MAX_NUMBER)
     rounds: int = Field(500, ge=1, le=MAX_ROUNDS)
 
     @model_validator(mode="after")

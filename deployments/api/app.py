@@ -22,7 +22,8 @@ from .counting import CountingMiddleware
 from .errors import answer_error
 from .exposition import Exposition
 from .gate import Asked, Gate, Gatekeeper
-from .limits import check_body
+from .limits import check_body, num_chars
+from .reading import read
 from .reply import VERSION, Reply
 from .request_id import RequestIdMiddleware
 from .schemas import ChatCompletionRequest, CommonRequest, CompletionRequest
@@ -109,13 +110,15 @@ def _add_generation(app: FastAPI, backend: Backend, gate: Gatekeeper) -> None:
     @app.post("/v1/completions", response_model=None)
     async def completions(request: Request, body: CompletionRequest) -> Response:
         reply = begin(body, "cmpl")
-        requests = completion_requests(body, backend, reply.response_id, secrets.randbits(63))
+        work = partial(completion_requests, body, backend, reply.response_id, secrets.randbits(63))
+        requests = await read(num_chars(body), work)
         return await answer(request, body, reply, requests, completion_echoes(body, backend))
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(request: Request, body: ChatCompletionRequest) -> Response:
         reply = begin(body, "chatcmpl")
-        requests = chat_requests(body, backend, reply.response_id, secrets.randbits(63))
+        work = partial(chat_requests, body, backend, reply.response_id, secrets.randbits(63))
+        requests = await read(num_chars(body), work)
         box = asked_tools(body, backend)
         reply.reads_calls = box is not None
         if box is not None and box.demanded:

@@ -72,8 +72,13 @@ def describe(error: Exception) -> tuple[int, Body]:
 
 
 def error_body(message: str, kind: str, param: str | None, code: str | None) -> Body:
-    """Return OpenAI's error object; all four keys are always there."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    """Return OpenAI's error object; all four keys are always there. What a client sent may be no text."""
+    field = None if param is None else _sayable(param)
+    return {"error": {"message": _sayable(message), "type": kind, "param": field, "code": code}}
+
+
+def _sayable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 async def answer_error(request: Request, error: Exception) -> JSONResponse:

@@ -14,6 +14,7 @@ MAX_METADATA_PAIRS = 16
 MAX_METADATA_KEY_CHARS = 64
 MAX_METADATA_VALUE_CHARS = 512
 MAX_CHARS_PER_TOKEN = 128
+NO_TEXT = "has half of a surrogate pair"
 
 
 class RequestLimits(BaseModel):
@@ -40,17 +41,46 @@ def check_body(body: CommonRequest, limits: RequestLimits, max_model_len: int) -
     if isinstance(body, ChatCompletionRequest):
         fits = len(body.messages) <= limits.max_messages
         _check("messages", fits, f"must be at most {limits.max_messages}")
-        chars = sum(_chars(message.content) for message in body.messages)
-        _check("messages", chars <= most * MAX_CHARS_PER_TOKEN, f"have too many characters for {most} tokens")
+        check_chars("messages", _said(body.messages), most)
+        check_chars("tools", _said(body.tools), most)
     else:
-        longest = max((len(each) for each in _texts(getattr(body, "prompt", None))), default=0)
-        _check("prompt", longest <= most * MAX_CHARS_PER_TOKEN, f"has too many characters for {most} tokens")
+        check_chars("prompt", max((len(each) for each in _texts(getattr(body, "prompt", None))), default=0), most)
+    check_chars("prediction", _predicted_chars(body), max_model_len)
+
+
+def check_chars(param: str, chars: int, most: int) -> None:
+    """Raise BadRequestError naming a field whose text is too long for `most` tokens of any tokenizer."""
+    _check(param, chars <= most * MAX_CHARS_PER_TOKEN, f"has too many characters for {most} tokens")
+
+
+def num_chars(body: CommonRequest) -> int:
+    """Return how many characters there are to tokenize."""
+    return _asked_chars(body) + _predicted_chars(body)
+
+
+def _asked_chars(body: CommonRequest) -> int:
+    if isinstance(body, ChatCompletionRequest):
+        return _said(body.messages) + _said(body.tools)
+    return sum(len(each) for each in _texts(getattr(body, "prompt", None)))
+
+
+def _said(value: Any) -> int:
+    return sum(len(text) for text in _strings(value))
+
+
+def _predicted_chars(body: CommonRequest) -> int:
+    return 0 if body.prediction is None else text_chars(body.prediction.content)
 
 
 def check_text(body: BaseModel) -> None:
     """Raise BadRequestError naming a field with a string that no tokenizer takes."""
     for name, value in body:
-        _check(name, all(_is_unicode(text) for text in _strings(value)), "has half of a surrogate pair")
+        _check(name, is_text(value), NO_TEXT)
+
+
+def is_text(value: Any) -> bool:
+    """Return whether every string in `value` can be encoded."""
+    return all(_is_unicode(text) for text in _strings(value))
 
 
 def _check(param: str, fits: bool, why: str) -> None:
@@ -92,7 +122,8 @@ def _check_metadata(metadata: Any) -> None:
     _check("metadata", fits, f"is limited to {MAX_METADATA_KEY_CHARS} characters a key and 512 a value")
 
 
-def _chars(content: Any) -> int:
+def text_chars(content: Any) -> int:
+    """Return how many characters a content has, which may be in parts."""
     return len(content) if isinstance(content, str) else sum(len(part.text) for part in content or ())
 
 

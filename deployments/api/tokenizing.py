@@ -1,5 +1,6 @@
 """`POST /tokenize` and `/detokenize`, in vLLM's shapes: what a prompt or a conversation is to the model, and back."""
 
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import FastAPI
@@ -9,9 +10,13 @@ from starlette.exceptions import HTTPException
 from specserve.service.errors import BadRequestError, ModelNotFoundError
 
 from .backend import Backend
-from .limits import check_text
+from .limits import check_chars, check_text, text_chars
+from .reading import read
 from .schemas import ChatCompletionRequest, ChatMessage
 from .translate import render
+
+MAX_DETOKENIZED = 131_072
+"""So many tokens of a model with a shorter context hold the event loop up for some 20 ms."""
 
 
 class TokenizeRequest(BaseModel):
@@ -49,7 +54,9 @@ def add_tokenizing(app: FastAPI, backend: Backend) -> None:
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
         check(body.model)
         check_text(body)
-        tokens = _tokens(body, backend)
+        chars = sum(text_chars(each) for each in (body.prompt, *(one.content for one in body.messages or ())))
+        check_chars("messages" if body.prompt is None else "prompt", chars, backend.max_model_len)
+        tokens = await read(chars, partial(_tokens, body, backend))
         strings = backend.tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
         return {
             "count": len(tokens),
@@ -61,6 +68,9 @@ def add_tokenizing(app: FastAPI, backend: Backend) -> None:
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
         check(body.model)
+        most = max(backend.max_model_len, MAX_DETOKENIZED)
+        if len(body.tokens) > most:
+            raise BadRequestError(f"tokens must be at most {most}", "tokens")
         if not all(0 <= token_id < backend.vocab_size for token_id in body.tokens):
             raise BadRequestError(f"a token id is outside 0..{backend.vocab_size - 1}", "tokens")
         return {"prompt": str(backend.tokenizer.decode(body.tokens))}

@@ -29,9 +29,10 @@ def completion_requests(
     _refuse("echo", bool(body.echo) and body.logprobs is not None, "does not go with logprobs: prompts are not scored")
     _refuse("suffix", bool(body.suffix), "is not supported")
     _refuse("best_of", body.best_of not in (None, body.n or 1), "other than n is not supported")
-    prompts = [_encode(prompt, backend) for prompt in _split_prompts(body)]
-    if len(prompts) * (body.n or 1) > MAX_CHOICES:
+    sent = _split_prompts(body)
+    if len(sent) * (body.n or 1) > MAX_CHOICES:
         raise BadRequestError(f"at most {MAX_CHOICES} choices a request; send fewer prompts", "prompt")
+    prompts = [_encode(prompt, backend) for prompt in sent]
     return _requests(body, backend, response_id, random_seed, prompts, "prompt", body.logprobs)
 
 
@@ -158,11 +159,12 @@ def _requests(
     num_choices = body.n or 1
     seeds = _seeds(body, random_seed, len(prompts), num_choices)
     prediction = _prediction(body, backend)
+    sampling = [_sampling(body, speculation, seed, backend.vocab_size) for seed in seeds]
     return [
         GenerationRequest(
             request_id=response_id if len(prompts) * num_choices == 1 else f"{response_id}-{p * num_choices + c}",
             prompt_token_ids=prompt,
-            sampling=_sampling(body, speculation, seeds[p * num_choices + c]),
+            sampling=sampling[p * num_choices + c],
             max_tokens=limits[p],
             min_tokens=body.min_tokens or 0,
             stop=tuple(body.stop or ()),
@@ -214,12 +216,12 @@ def _max_tokens(body: CommonRequest, backend: Backend, prompt_len: int, param: s
     return limit
 
 
-def _sampling(body: CommonRequest, speculation: Speculation, seed: int) -> Sampling:
+def _sampling(body: CommonRequest, speculation: Speculation, seed: int, vocab_size: int) -> Sampling:
     temperature = 1.0 if body.temperature is None else body.temperature
     return Sampling(
         greedy=temperature < GREEDY_BELOW,
         temperature=1.0 if temperature < GREEDY_BELOW else temperature,
-        top_k=body.top_k if body.top_k is not None and body.top_k > 0 else None,
+        top_k=min(body.top_k, vocab_size) if body.top_k is not None and body.top_k > 0 else None,
         top_p=1.0 if body.top_p is None else body.top_p,
         min_p=0.0 if body.min_p is None else body.min_p,
         seed=seed,
