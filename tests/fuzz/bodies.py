@@ -152,6 +152,33 @@ NASTY: tuple[Any, ...] = (
     [{"role": "user", "content": [{"type": "text", "text": "\udbff"}]}],
     [{"role": "user", "content": "x", "\ud800": "\ud800"}],
 )
+_SCHEMAS: tuple[Any, ...] = (
+    {},
+    True,
+    {"$ref": "#"},
+    {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
+    {"$ref": "http://a.example/x"},
+    {"type": "string", "pattern": "(a+)+$"},
+    {"type": "string", "pattern": "["},
+    {"type": "string", "maxLength": 10**9},
+    {"type": "array", "minItems": 10**6, "items": {"type": "integer"}},
+    {"enum": ["\ud800"]},
+    {"enum": [str(place) for place in range(5000)]},
+    {"type": "object", "properties": {"\ud800": {}, "": {}, "é": {"const": float("nan")}}},
+    {"type": "number", "minimum": 10**400},
+    {"allOf": [{"type": "string"}, {"type": "integer"}]},
+    {"anyOf": []},
+    {"not": {}},
+    Raw('{"items":' * 300 + "{}" + "}" * 300),
+    *NASTY,
+)
+
+
+def schema_wish(rng: Random) -> Body:
+    """Return a `response_format` whose schema is seldom right."""
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": rng.choice(_SCHEMAS)}}
+
+
 _NAMES = {True: sorted(ChatCompletionRequest.model_fields), False: sorted(CompletionRequest.model_fields)}
 _STRANGE = ("\ud800", "", "x" * 1000, "__class__", "model_config", "self", "extra_body", "best_of", "\x00", "é")
 
@@ -251,7 +278,13 @@ def spoilt_body(rng: Random, chat: bool) -> Body:
         where = rng.random()
         if where < 0.1:
             body.pop(rng.choice(sorted(body)), None)
-        elif where < 0.25:
+        elif where < 0.15:
+            body["response_format"] = schema_wish(rng)
+        elif where < 0.2 and chat:
+            function = {"name": rng.choice(("x", "", "\ud800")), "parameters": rng.choice(_SCHEMAS)}
+            body["tools"] = [{"type": "function", "function": function}]
+            body["tool_choice"] = rng.choice(("required", "auto", {"type": "function", "function": {"name": "x"}}))
+        elif where < 0.3:
             body[rng.choice(_STRANGE)] = rng.choice(NASTY)
         elif where < 0.4:
             inner = body.setdefault(rng.choice(("speculation", "stream_options", "prediction", "metadata")), {})
