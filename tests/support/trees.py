@@ -88,13 +88,26 @@ def deep(tree: Growing) -> None:
         node = tree.add(node, token)
 
 
+def tangled(tree: Growing) -> None:
+    """Any node after any other, every second one right if it can be."""
+    depth_of = {0: 0}
+    while len(tree.parents) < tree.room:
+        parent = tree.draw.randint(0, len(tree.parents))
+        depth = depth_of.get(parent, len(tree.right))
+        siblings = [token for token, other in zip(tree.token_ids, tree.parents, strict=True) if other == parent]
+        if depth < len(tree.right) and tree.right[depth] not in siblings and tree.draw.random() < 0.5:
+            depth_of[tree.add(parent, tree.right[depth])] = depth + 1
+        else:
+            tree.wrong(parent)
+
+
 def mixed(tree: Growing) -> None:
     """Any of the others."""
-    tree.draw.choice([in_place, right_first, right_last, all_wrong, wide, deep])(tree)
+    tree.draw.choice([in_place, right_first, right_last, all_wrong, wide, deep, tangled])(tree)
 
 
 SHAPES: dict[str, Shape] = {
-    shape.__name__: shape for shape in (in_place, right_first, right_last, all_wrong, wide, deep, mixed)
+    shape.__name__: shape for shape in (in_place, right_first, right_last, all_wrong, wide, deep, tangled, mixed)
 }
 
 
