@@ -13,6 +13,7 @@ from specserve.service.inline import DirectProposerPort, InlineProposerPort, Inl
 from specserve.service.models import (
     LoadedModel,
     ModelShape,
+    has_tokenizer,
     head_of,
     load_model,
     load_tokenizer,
@@ -31,6 +32,7 @@ from specserve.service.proposers.suffix import SuffixProposer
 from specserve.service.target import Target
 from specserve.service.torch_thread import torch_thread
 from specserve.service.verifier import Verifier
+from specserve.service.vocabularies import shared_vocabulary
 from specserve.service.warmup import warm_up
 
 from .api.backend import AnswerStyle
@@ -108,10 +110,17 @@ def local_proposer_ports(settings: ServiceSettings) -> dict[str, ProposerPort]:
 
 
 def draft_proposer(settings: ServiceSettings, vocab_size: int, dtype: torch.dtype) -> DraftModelProposer:
-    """Return the draft-model proposer, with as many KV pages as the target has."""
+    """Return the draft-model proposer, with as many KV pages as the target has.
+
+    Its tokenizer may be another than the target's; a draft model without one is taken to have the target's.
+    """
     assert settings.draft_source is not None
     draft = load_model(settings.draft_source, dtype, settings.device)
-    return DraftModelProposer(draft, vocab_size, settings.num_pages, settings.page_tokens)
+    vocabulary = None
+    if has_tokenizer(settings.draft_source):
+        target_tokenizer, own = load_tokenizer(settings.model_source), load_tokenizer(settings.draft_source)
+        vocabulary = shared_vocabulary(target_tokenizer, own, vocab_size, draft.shape.vocab_size)
+    return DraftModelProposer(draft, vocab_size, settings.num_pages, settings.page_tokens, vocabulary)
 
 
 def engine_config(settings: ServiceSettings, shape: ModelShape) -> EngineConfig:

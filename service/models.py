@@ -122,6 +122,11 @@ def load_tokenizer(model: ModelSource | Path | str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+def has_tokenizer(model: ModelSource | Path | str) -> bool:
+    """Return whether a fast tokenizer lies beside a model's weights."""
+    return (_folder(model) / "tokenizer.json").exists()
+
+
 def _folder(model: ModelSource | Path | str) -> Path:
     if isinstance(model, Path):
         return model

@@ -202,7 +202,7 @@ def _run_proposers(args: argparse.Namespace) -> int:
     print("prediction     follows the text a request predicts (OpenAI's `prediction`); needs nothing else")
     print("prompt_lookup  copies what followed the same tokens earlier in the request; needs nothing")
     print("suffix         continues like the request, or earlier answers of its cache_salt, did; needs nothing")
-    print("draft          a small model with the target's tokenizer; needs --draft MODEL, or the embedded target")
+    print("draft          a small model, of any vocabulary; needs --draft MODEL, or the embedded target")
     print("eagle          an EAGLE-1 or EAGLE-2 head, which runs on from the last hidden state; needs --eagle DIR")
     print("eagle3         an EAGLE-3 head, which reads the target's hidden states at three depths; needs --eagle3 DIR")
     print("medusa         heads that each guess one token further from one hidden state; needs --medusa DIR")

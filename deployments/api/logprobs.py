@@ -1,12 +1,12 @@
 """Log-probabilities of emitted tokens in OpenAI's two shapes."""
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
 from specserve.service.messages import TokenLogprob
+from specserve.service.vocabularies import byte_alphabet
 
 _LOWEST = -9999.0
 
@@ -62,18 +62,10 @@ def _token_bytes(token_id: int, text: str, tokenizer: PreTrainedTokenizerFast) -
     if "\N{REPLACEMENT CHARACTER}" not in text:
         return list(text.encode())
     piece = tokenizer.convert_ids_to_tokens(token_id)
-    alphabet = _byte_alphabet()
+    alphabet = byte_alphabet()
     if isinstance(piece, str) and all(char in alphabet for char in piece):
         return [alphabet[char] for char in piece]
     return None
-
-
-@cache
-def _byte_alphabet() -> dict[str, int]:
-    """Return which byte each character of a byte-level vocabulary stands for. Source: GPT-2's `bytes_to_unicode`."""
-    plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
 def _finite(value: float) -> float:
