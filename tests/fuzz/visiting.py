@@ -7,13 +7,13 @@ from typing import Literal
 
 Manner = Literal["stay", "slow", "half_close", "leave"]
 PATIENCE_S = 120.0
-_SLOW_BYTES = 512
+_SLOW_BYTES = 4096
 _SLOW_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """What is sent, and how. `kind` names what is tried; `bounds` are where the bytes are cut into writes.
+    """What is sent, and how. `kind` names what is tried.
 
     `leave_after` bytes heard, a client that leaves does; `valid` must not be refused as bad, `malformed` is no HTTP.
     """
