@@ -198,4 +198,4 @@ def _wrapped(rng: Random) -> Shot:
     large = (
         b'{"model": "specserve-embedded", "prompt": "' + b"x y" * rng.choice((100_000, 1_390_000, 1_500_000)) + b'"}'
     )
-    return Shot("large", request("POST", path, large, connection="keep-alive"))
+    return Shot("large", request("POST", path, large, connection="keep-alive"), keep_alive=True)

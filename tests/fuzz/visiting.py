@@ -15,13 +15,14 @@ _SLOW_S = 0.02
 class Shot:
     """What is sent, and how. `kind` names what is tried.
 
-    `leave_after` bytes heard, a client that leaves does; `valid` must not be refused as bad, `malformed` is no HTTP.
+    `keep_alive`: the server leaves the connection open. `leave_after` bytes heard, a client that leaves does; `valid` must not be refused as bad, `malformed` is no HTTP.
     """
 
     kind: str
     request: bytes
     manner: Manner = "stay"
     leave_after: int = 0
+    keep_alive: bool = False
     valid: bool = False
     malformed: bool = False
 
@@ -72,6 +73,8 @@ async def _talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, shot
     while data := await reader.read(size):
         received += data
         if shot.manner == "leave" and len(received) >= shot.leave_after:
+            return
+        if shot.keep_alive and _parsed(bytes(received), shot.is_head, False).ended:
             return
         if shot.manner == "slow":
             await asyncio.sleep(_SLOW_S)
