@@ -13,9 +13,9 @@ _SLOW_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """What is sent, and how. `kind` names what is tried.
+    """What is sent, and how. `kind` names what is tried; `valid` must not be refused as bad, `malformed` is no HTTP.
 
-    `keep_alive`: the server leaves the connection open. `leave_after` bytes heard, a client that leaves does; `valid` must not be refused as bad, `malformed` is no HTTP.
+    `keep_alive`: the server leaves the connection open. `leave_after`: the bytes that a client hears before it leaves.
     """
 
     kind: str
