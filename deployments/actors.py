@@ -14,6 +14,7 @@ from specserve.service.verifier import Verifier
 
 from .cell import draft_proposer, model_grammars, target_and_attached
 from .hosts import Address, ProposerHost, TargetHost, VerifierHost
+from .scaling import proposer_autoscaling
 from .settings import ServiceSettings
 
 QUIET_OPENMP = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
@@ -99,23 +100,22 @@ class VerifierActor:
 @serve.deployment(
     name="Proposer",
     ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": BRIEF_OPENMP}},
-    autoscaling_config={
-        "min_replicas": 1,
-        "max_replicas": 2,
-        "target_ongoing_requests": 8,
-        "upscale_delay_s": 4,
-        "downscale_delay_s": 30,
-    },
+    autoscaling_config=proposer_autoscaling(1),
     max_ongoing_requests=64,
 )
 class ProposerDeployment:
-    """Hosts the proposers that have a model. Decides nothing, may die at any time."""
+    """Hosts the proposers that have a model. Decides nothing, may die at any time, and is there while cells want it."""
 
     def __init__(self, settings: dict[str, Any], vocab_size: int, secret: bytes) -> None:
         parsed = ServiceSettings.model_validate(settings)
         executor = torch_thread(parsed.num_threads, shared_processors=True)
         draft = executor.submit(draft_proposer, parsed, vocab_size, resolve_dtype(parsed.dtype)).result()
-        self._listening = _Listening(ProposerHost({draft.name: draft}, secret, executor))
+        self._host = ProposerHost({draft.name: draft}, secret, executor)
+        self._listening = _Listening(self._host)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return what `scaling.proposer_replicas` is told of this replica."""
+        return self._host.demand()
 
     async def address(self) -> Address:
         """Return where this replica listens; engines stay with the replica that answered."""

@@ -26,10 +26,15 @@ from .cellreport import cell_report
 from .controlplane import ControllerDeployment, RemoteController
 from .credentials import Credentials
 from .exchange import Follower
+from .pace import Pace
 from .planning import PolicyPlanner
 from .remote import Address, ProposerLink, RemoteProposerPort, RemoteRoundPort
+from .scaling import cell_autoscaling, proposer_autoscaling
 from .settings import BESIDE_TARGET, ServiceSettings, load_policy
 from .startup import prepared_store
+
+DRAIN_S = 120.0
+"""How long the streams of a cell that is no longer needed may go on."""
 
 api = build_api(cast(Backend, current.CurrentBackend()), cast(Gatekeeper, current.CurrentGate()), named_in_front=True)
 
@@ -58,9 +63,11 @@ class EngineDeployment:
         self._target = _in_bundle(TargetActor, 1).remote(settings, secret)
         self._verifier = _in_bundle(VerifierActor, 2).remote(settings, secret)
         self._proposer = proposer
-        self._link = ProposerLink(self._locate_proposer, secret) if proposer is not None else None
+        self._link = ProposerLink(self._locate_proposer, secret, self._wants_drafts) if proposer is not None else None
+        self._ready = False
         self._round_port = RemoteRoundPort(self._locate_target, self._locate_verifier, secret)
         self._planner = PolicyPlanner(load_policy(parsed.policy))
+        self._planner.watch_demand("draft", parsed.proposer_idle_s)
         await self._round_port.connect()
         ports = local_proposer_ports(parsed)
         if self._link is not None:
@@ -83,6 +90,7 @@ class EngineDeployment:
         self._backend.peers = partial(reached.metrics, cell_id)
         await follower.once()
         await self._backend.start()
+        self._ready, self._pace = True, Pace(self._backend.engine.counters, self._planner.tpot_slo_ms)
         self._backend.export_telemetry()
         current.install(self._backend, gate)
         self._exchange = asyncio.get_running_loop().create_task(follower.run())
@@ -91,9 +99,22 @@ class EngineDeployment:
         """Return the process ids of the cell's parts, for tests that kill them."""
         found = {"engine": os.getpid(), "target": await self._target.pid.remote()}
         found["verifier"] = await self._verifier.pid.remote()
-        if self._proposer is not None:
+        if self._proposer is not None and self._link is not None and self._link.connected:
             found["proposer"] = await self._proposer.pid.remote()
         return found
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return what `scaling.cell_replicas` is told of this cell."""
+        if not self._ready:
+            return {}
+        load = self._backend.load
+        engine = self._backend.engine
+        return {
+            "running": float(engine.num_running),
+            "waiting": float(engine.num_waiting),
+            "places": float(load.places),
+            "round_over_objective": self._pace.over_objective(),
+        }
 
     async def report(self) -> dict[str, Any]:
         """Return the engine's counters and gauges."""
@@ -112,6 +133,11 @@ class EngineDeployment:
 
     async def _locate_verifier(self) -> Address:
         return await _address(self._verifier)
+
+    def _wants_drafts(self) -> bool:
+        """Return whether a proposer should be there: until drafts are measured, and while somebody may have some."""
+        assert self._link is not None
+        return not self._ready or self._planner.wants("draft", self._link.connected, time.monotonic())
 
     async def _locate_proposer(self) -> Address:
         assert self._proposer is not None
@@ -143,9 +169,11 @@ def build_app(settings: ServiceSettings, secret: bytes) -> serve.Application:
     proposer = None
     if "draft" in settings.usable_proposers:
         vocab_size = read_shape(settings.model_source).vocab_size
-        proposer = ProposerDeployment.bind(  # type: ignore[attr-defined]
-            plain, vocab_size, secret
-        )
-    return EngineDeployment.bind(  # type: ignore[attr-defined]
-        plain, secret, controller, proposer
-    )
+        proposer = ProposerDeployment.options(  # type: ignore[attr-defined]
+            autoscaling_config=proposer_autoscaling(settings.max_cells)
+        ).bind(plain, vocab_size, secret)
+    engine: Any = EngineDeployment
+    if settings.max_cells > 1:
+        scaled = cell_autoscaling(settings.max_cells)
+        engine = engine.options(num_replicas=None, autoscaling_config=scaled, graceful_shutdown_timeout_s=DRAIN_S)
+    return cast(serve.Application, engine.bind(plain, secret, controller, proposer))

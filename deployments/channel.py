@@ -158,6 +158,11 @@ class ChannelServer:
         self._connections: set[_Connection] = set()
         self._calls: set[asyncio.Task[None]] = set()
 
+    @property
+    def num_clients(self) -> int:
+        """Clients that are connected and authenticated."""
+        return sum(connection.authenticated for connection in self._connections)
+
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> tuple[str, int]:
         """The address listened on; port 0 takes a free one."""
         loop = asyncio.get_running_loop()

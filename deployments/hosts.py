@@ -4,6 +4,7 @@ Torch work runs on the executor's one thread, so that the channel's event loop a
 """
 
 import asyncio
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,6 +20,7 @@ from .codec import decode, encode
 Address = tuple[str, int]
 FEATURES_TIMEOUT_S = 30.0
 MAX_PENDING_ROUNDS = 8
+BUSY_WINDOW_S = 5.0
 
 
 class TargetHost:
@@ -87,7 +89,33 @@ class ProposerHost:
     """Answers for several proposers on one channel."""
 
     def __init__(self, proposers: Mapping[str, Proposer], secret: bytes, executor: ThreadPoolExecutor) -> None:
-        self.server = ChannelServer({"propose": _proposing(proposers, executor)}, secret)
+        self._answer = _proposing(proposers, executor)
+        self.server = ChannelServer({"propose": self._propose}, secret)
+        self._reached = False
+        self._alone_since_s = self._read_s = time.monotonic()
+        self._busy_s = self._share = 0.0
+
+    def demand(self) -> dict[str, float]:
+        """Return how many cells are connected, for how long there was none, and the share of time spent drafting.
+
+        Until the first one connects, the cell it was started for counts as one.
+        """
+        now_s, num_cells = time.monotonic(), self.server.num_clients
+        if num_cells:
+            self._reached, self._alone_since_s = True, now_s
+        elapsed_s = max(now_s - self._read_s, 1e-3)
+        fresh = min(elapsed_s / BUSY_WINDOW_S, 1.0)
+        self._share += (self._busy_s / elapsed_s - self._share) * fresh
+        self._read_s, self._busy_s = now_s, 0.0
+        cells = num_cells if self._reached else 1
+        return {"cells": float(cells), "idle_s": now_s - self._alone_since_s, "busy": self._share}
+
+    async def _propose(self, body: bytes) -> bytes:
+        started_s = time.monotonic()
+        try:
+            return await self._answer(body)
+        finally:
+            self._busy_s += time.monotonic() - started_s
 
 
 def _proposing(proposers: Mapping[str, Proposer], executor: ThreadPoolExecutor) -> Handler:

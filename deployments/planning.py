@@ -8,6 +8,7 @@ from typing import Any
 
 from specserve.policies.arrivals import arrival_rate, arrived
 from specserve.policies.costs import CostTable
+from specserve.policies.demand import Demand, stance
 from specserve.policies.document import Law, Policy
 from specserve.policies.learning import learn_round
 from specserve.policies.planning import plan_round
@@ -60,6 +61,7 @@ class PolicyPlanner:
         self.snapshot: Snapshot | None = None
         self.tallies: dict[int, Tally] = {}
         self._shadow_tally = ShadowTally()
+        self._demands: dict[str, Demand] = {}
 
     @property
     def policy(self) -> Policy:
@@ -129,6 +131,9 @@ class PolicyPlanner:
                 choices[place] = choice
         if self._shadow is not None:
             self._shadow_tally.compare(choices, self._shadow.plan(views, available, now_s).choices)
+        for demand in self._demands.values():
+            chosen = any(choice.gamma > 0 and choice.proposer == demand.name for choice in choices)
+            demand.note(views, self._policies, chosen, now_s)
         for place in silent:
             choices[place] = _OVERRIDDEN
         qps = self.queries_per_second(now_s)
@@ -170,6 +175,19 @@ class PolicyPlanner:
     def ended(self, request_id: str, failed: bool, tpot_ms: float | None) -> None:
         """Count a request that ended for the version that decided for it; see `guard.Tally`."""
         self._tally(request_id).end(failed, tpot_ms)
+
+    @property
+    def _policies(self) -> list[Policy]:
+        return [lane.governing.policy for lane in (self._active, self._canary) if lane is not None]
+
+    def watch_demand(self, name: str, idle_s: float) -> None:
+        """Begin to keep account of who wants the proposer `name`, for `wants`."""
+        self._demands[name] = Demand(name, idle_s)
+
+    def wants(self, name: str, reached: bool, now_s: float) -> bool:
+        """Return whether the proposer should be there, given whether it is; `now_s` is on the clock of `plan`."""
+        silent = frozenset(tier for tier, end_s in self._silent_until.items() if now_s < end_s)
+        return self._demands[name].wanted(stance(name, self._policies, silent), reached, now_s)
 
     def arrived(self, now_s: float) -> None:
         """Note that a request arrived, for the arrival rate."""

@@ -15,6 +15,7 @@ Address = tuple[str, int]
 Locate = Callable[[], Awaitable[Address]]
 ROUND_TIMEOUT_S = 60.0
 RETRY_S = 0.1
+WATCH_S = 1.0
 
 
 class RemoteRoundPort:
@@ -88,11 +89,15 @@ class RemoteRoundPort:
 
 
 class ProposerLink:
-    """One connection to a proposer replica, kept up in the background and shared by the ports of its proposers."""
+    """One connection to a proposer replica, shared by the ports of its proposers and kept up in the background.
 
-    def __init__(self, locate: Locate, secret: bytes) -> None:
+    Where `wanted` says so only: a connection, and the question for an address, keep a replica up.
+    """
+
+    def __init__(self, locate: Locate, secret: bytes, wanted: Callable[[], bool] = lambda: True) -> None:
         self._locate = locate
         self._secret = secret
+        self._wanted = wanted
         self._client: ChannelClient | None = None
         self._task: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
@@ -104,7 +109,7 @@ class ProposerLink:
         return self._client is not None and self._client.connected
 
     def start(self) -> None:
-        """Begin to connect, and to reconnect whenever the replica goes."""
+        """Begin to connect, to reconnect whenever the replica goes, and to let go of it while it is not wanted."""
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     async def wait_connected(self) -> None:
@@ -129,12 +134,18 @@ class ProposerLink:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._client is not None:
-            await self._client.close()
+        await self._let_go()
+
+    async def _let_go(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
 
     async def _keep(self) -> None:
         while True:
-            if not self.connected:
+            if not self._wanted():
+                await self._let_go()
+            elif not self.connected:
                 try:
                     host, port = await self._locate()
                     client = ChannelClient(host, port, self._secret)
@@ -146,7 +157,7 @@ class ProposerLink:
                 self._client = client
                 self.generation += 1
             self._lost.clear()
-            with_timeout = asyncio.wait_for(self._lost.wait(), 1.0)
+            with_timeout = asyncio.wait_for(self._lost.wait(), WATCH_S)
             await asyncio.gather(with_timeout, return_exceptions=True)
 
 

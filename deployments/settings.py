@@ -65,6 +65,10 @@ class ServiceSettings(BaseModel):
     num_pages: int = Field(2048, ge=8)
     page_tokens: int = Field(16, ge=1)
     max_running: int = Field(32, ge=1, description="Requests that take part in a round.")
+    max_cells: int = Field(1, ge=1, le=256, description="Engines, each with its target, that load may call for.")
+    proposer_idle_s: float = Field(
+        300.0, gt=0, description="Seconds after which a pooled proposer that nobody chose gives its memory back."
+    )
     prefill_tokens: int = Field(512, ge=1, description="Prompt tokens that a round takes in when nobody decodes.")
     prefill_tokens_busy: int = Field(128, ge=1, description="Prompt tokens that a round takes in beside decoding ones.")
     prefix_caching: bool = Field(True, description="Keep the KV of whole prompt pages for those who repeat them.")

@@ -99,6 +99,7 @@ class Drafting:
         started = time.perf_counter()
         if not port.available:
             self._closed[name].clear()
+            self.num_held.pop(name, None)
             return {}, 0.0
         try:
             answer = await port.propose(batch, self._limits.propose_timeout_s)
