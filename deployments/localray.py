@@ -49,7 +49,7 @@ Connection: close\r
 
 
 @contextmanager
-def local_ray(host: str, port: int, num_cpus: int = 8) -> Iterator[None]:
+def local_ray(host: str, port: int, max_cells: int = 1) -> Iterator[None]:
     """Run Ray with token authentication, and Serve listening on `host` and `port`; at the end, stop both.
 
     The logical CPUs only place actors, they pin nothing. HTTP goes through the HAProxy that comes with Ray straight to
@@ -64,7 +64,7 @@ def local_ray(host: str, port: int, num_cpus: int = 8) -> Iterator[None]:
 
         try:
             logging.getLogger("ray.serve").setLevel(logging.WARNING)
-            ray.init(num_cpus=num_cpus, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+            ray.init(num_cpus=max(8, 3 * max_cells), include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
             serve.start(http_options={"host": host, "port": port})
             yield
         finally:

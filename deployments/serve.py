@@ -122,7 +122,7 @@ def _run_actors(settings: ServiceSettings) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     try:
-        with local_ray(settings.host, settings.port):
+        with local_ray(settings.host, settings.port, settings.max_cells):
             from ray import serve
 
             from .app import build_app
