@@ -64,7 +64,8 @@ def local_ray(host: str, port: int, max_cells: int = 1) -> Iterator[None]:
 
         try:
             logging.getLogger("ray.serve").setLevel(logging.WARNING)
-            ray.init(num_cpus=max(8, 3 * max_cells), include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+            num_cpus = max(8, 3 * max_cells)
+            ray.init(num_cpus=num_cpus, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
             serve.start(http_options={"host": host, "port": port})
             yield
         finally:
