@@ -17,7 +17,6 @@ LOOPBACK_HAPROXY = """\
 # x-request-id that is not UTF-8 fails in it.
 sed -i -E -e 's/^( *bind )[*]?:([0-9]+)/\\1127.0.0.1:\\2/' \\
   -e 's#^( *errorfile 50[234] ).*#\\1{unavailable}#' \\
-  -e 's#^( *)errorfile 502 .*#&\\n\\1errorfile 400 {bad_request}#' \\
   -e '/^frontend http_frontend/,/^ *bind /s#^( *)bind .*#&\\n    {obeyed}\\n    {unreadable}#' \\
   -e 's/^( *http-request )return status 404 .*/\\1deny deny_status 503/' "$3"
 exec "{binary}" "$@"
@@ -29,14 +28,6 @@ OBEYED = (
     "^(x-request-(timeout-seconds|disconnect-disabled)|x[-_]session[-_]id|serve[-_]multiplexed[-_]model[-_]id)$ -m reg"
 )
 UNREADABLE = "http-request del-header x-request-id if { req.hdr(x-request-id) -m reg [^[:print:]] }"
-BAD_REQUEST = """\
-HTTP/1.1 400 Bad Request\r
-Content-Type: application/json\r
-Cache-Control: no-cache\r
-Connection: close\r
-\r
-{"error": {"message": "this is no HTTP", "type": "invalid_request_error", "param": null, "code": "bad_request"}}
-"""
 UNAVAILABLE = """\
 HTTP/1.1 503 Service Unavailable\r
 Content-Type: application/json\r
@@ -109,12 +100,10 @@ def _haproxy_settings(folder: Path) -> dict[str, str]:
 
 def _wrapped(binary: str, folder: Path) -> Path:
     """Return a command like HAProxy's `binary` that corrects the configuration it is given."""
-    pages = {"unavailable": UNAVAILABLE, "bad_request": BAD_REQUEST}
-    for name, page in pages.items():
-        (folder / f"{name}.http").write_bytes(page.encode())
-    files = {name: folder / f"{name}.http" for name in pages}
-    wrapper = folder / "haproxy"
-    wrapper.write_text(LOOPBACK_HAPROXY.format(binary=binary, obeyed=OBEYED, unreadable=UNREADABLE, **files))
+    unavailable, wrapper = folder / "unavailable.http", folder / "haproxy"
+    unavailable.write_bytes(UNAVAILABLE.encode())
+    named = {"binary": binary, "unavailable": unavailable, "obeyed": OBEYED, "unreadable": UNREADABLE}
+    wrapper.write_text(LOOPBACK_HAPROXY.format(**named))
     wrapper.chmod(0o700)
     return wrapper
 

@@ -1,6 +1,5 @@
 """What HAProxy answers by itself is an OpenAI error that tells clients to come back, and its statistics stay here."""
 
-import json
 import re
 import subprocess
 from pathlib import Path
@@ -61,13 +60,6 @@ def test_its_own_answers_are_openai_errors_with_retry_after(corrected: str) -> N
     assert body.decode().strip() == str(message).replace("'", '"').replace("None", "null")
     assert "deny deny_status 503" in corrected
     assert "status 404" not in corrected
-
-
-def test_what_is_no_http_gets_an_openai_error(corrected: str) -> None:
-    (page,) = re.findall(r"errorfile 400 (\S+)", corrected)
-    head, body = Path(page).read_bytes().split(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 400 ")
-    assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
 
 
 def test_clients_cannot_tell_ray_to_work_on_without_them(corrected: str) -> None:

@@ -52,13 +52,13 @@ class Target:
         return cells
 
     def members(self) -> dict[int, str]:
-        """Return the processes that serve: pid and name. A worker that Ray keeps ready does not."""
+        """Return the processes that serve: pid and class. A worker that Ray keeps ready does not."""
         found = {}
         for pid in family([self.process.pid]):
             with contextlib.suppress(OSError):
                 name = (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 if name.startswith("ray::") and not name.startswith("ray::IDLE"):
-                    found[pid] = name.split(" ")[0]
+                    found[pid] = name.split(" ")[0].split(".")[0]
         return {self.process.pid: "serve"} | found
 
     def tracebacks(self) -> list[str]:

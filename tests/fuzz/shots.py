@@ -39,7 +39,6 @@ _PATHS = (
     "/.git/config",
     "/v1/models/" + "a" * 4000,
     "/v1/chat/completions",
-    "http://a.example/v1/models",
 )
 _METHODS = ("GET", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE", "TRACE", "POST")
 _TYPES = (
@@ -74,6 +73,7 @@ _HEADERS = (
     "If-Match: \xb2",
 )
 _MALFORMED = (
+    b"GET http://a.example/v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
     b"BREW / HTTP/1.1\r\nHost: x\r\n\r\n",
     b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
     b"\r\n\r\n",
