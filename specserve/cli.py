@@ -378,24 +378,28 @@ def _run_load(args: argparse.Namespace) -> int:
 
 
 def _train(parser: Parser) -> None:
-    recipes = parser.add_subparsers(dest="recipe", required=True, metavar="base|draft|eagle3")
+    recipes = parser.add_subparsers(dest="recipe", required=True, metavar="base|draft|eagle3|medusa|mtp")
     base = recipes.add_parser("base", help="the target", epilog="Example: specserve train base --output out/target")
     draft = recipes.add_parser(
         "draft",
         help="the draft model, distilled from a target",
         epilog="Example: specserve train draft --target out/target --output out/draft",
     )
-    eagle3 = recipes.add_parser(
-        "eagle3",
-        help="an EAGLE-3 head for a target",
-        epilog="Example: specserve train eagle3 --target out/target --data src --run-dir runs/mine --output out/head",
-    )
-    eagle3.add_argument(
-        "--data", type=Path, nargs="+", metavar="PATH", help="text files or folders of them (default: Python's library)"
-    )
-    for recipe in (draft, eagle3):
+    heads = [
+        recipes.add_parser(
+            name,
+            help=f"{what} for a target",
+            epilog=f"Example: specserve train {name} --target out/target --data src --output out/head",
+        )
+        for name, what in (("eagle3", "an EAGLE-3 head"), ("medusa", "Medusa heads"), ("mtp", "an MTP module"))
+    ]
+    for recipe in heads:
+        recipe.add_argument(
+            "--data", type=Path, nargs="+", metavar="PATH", help="text files or folders (default: Python's library)"
+        )
+    for recipe in (draft, *heads):
         recipe.add_argument("--target", type=Path, required=True, metavar="DIR", help="folder of the target")
-    for recipe in (base, draft, eagle3):
+    for recipe in (base, draft, *heads):
         recipe.add_argument("--output", type=Path, required=True, metavar="DIR", help="where the model goes")
         recipe.add_argument(
             "--run-dir",

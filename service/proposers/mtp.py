@@ -96,6 +96,7 @@ class MtpHead(nn.Module):
         self.join = nn.Linear(2 * shape.hidden, shape.hidden, bias=False)
         self.block = HeadBlock(shape, input_norms=1)
         self.final_norm = nn.RMSNorm(shape.hidden, eps=shape.eps)
+        self.vocab = vocab
         self.taps = (tap,)
         self.token_map = None
         self._hidden_first = hidden_first
@@ -210,6 +211,7 @@ def save_mtp(head: MtpHead, folder: Path, target_layers: int, extra: dict[str, A
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_dim,
         "intermediate_size": shape.intermediate,
+        "vocab_size": head.vocab,
         "num_hidden_layers": target_layers,
         "num_nextn_predict_layers": 1,
         "rms_norm_eps": shape.eps,

@@ -8,15 +8,26 @@ from .dataset import Dataset, embedded_dataset, text_dataset
 from .distill import DRAFT_RECIPE, train_draft
 from .eagle3 import EAGLE3_RECIPE, train_eagle3
 from .loop import Recipe
+from .medusa import MEDUSA_RECIPE, train_medusa
+from .mtp import MTP_RECIPE, train_mtp
+
+HEADS = {
+    "eagle3": (EAGLE3_RECIPE, train_eagle3),
+    "medusa": (MEDUSA_RECIPE, train_medusa),
+    "mtp": (MTP_RECIPE, train_mtp),
+}
 
 
 def run(args: argparse.Namespace) -> int:
     """Train what `args.recipe` names and print where it is; returns the exit code."""
     if args.recipe == "base":
         point = train_base(args.run_dir, args.output, with_steps(TARGET_RECIPE, args.steps))
-    elif args.recipe == "eagle3":
-        recipe = with_steps(EAGLE3_RECIPE, args.steps)
-        point = train_eagle3(args.target, _dataset(args), args.run_dir, args.output, recipe)
+    elif args.recipe in HEADS:
+        recipe, train_head = HEADS[args.recipe]
+        recipe = with_steps(recipe, args.steps)
+        point, shares = train_head(args.target, _dataset(args), args.run_dir, args.output, recipe)
+        listed = ", ".join(f"{share:.1%}" for share in shares)
+        print(f"held-out drafts that the target accepts whole, of 1, 2, ... tokens: {listed}")
     else:
         point = train_draft(args.target, args.run_dir, args.output, with_steps(DRAFT_RECIPE, args.steps))
     print(f"{args.output}: {point.step} steps, loss {point.loss:.3f} nats a token, {point.trained_s:.0f} s")

@@ -15,7 +15,8 @@ def optimizers(model: nn.Module, lr: float, weight_decay: float) -> list[torch.o
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        inner = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
+        reads_out = "lm_head" in name or ("medusa_head" in name and "linear" not in name)
+        inner = parameter.ndim == 2 and "embed" not in name and not reads_out
         (matrices if inner else others).append(parameter)
     found: list[torch.optim.Optimizer] = [torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)]
     if matrices:

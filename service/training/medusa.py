@@ -1,0 +1,77 @@
+"""The recipe of Medusa-1 heads: the target stays as it is, its own distributions are the labels. Source: 2401.10774."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ..proposers.medusa import MedusaHeads, save_medusa
+from .dataset import Dataset
+from .heads import Labelled, Shares, accepted_shares, frozen_target, train_head, training_record
+from .loop import Phase, Point, Recipe
+
+MEDUSA_RECIPE = Recipe(
+    name="medusa",
+    seed=20_261_203,
+    num_steps=600,
+    batch_tokens=4096,
+    lr=1e-3,
+    weight_decay=0.0,
+    warmup_steps=40,
+    phases=(Phase(512, 1.0, 1),),
+)
+NUM_HEADS = 4
+HEAD_WEIGHT = 0.8
+
+
+def train_medusa(
+    target_dir: Path, dataset: Dataset, run_dir: Path, output_dir: Path, recipe: Recipe = MEDUSA_RECIPE
+) -> tuple[Point, Shares]:
+    """Train heads for the target in `target_dir` and write them to `output_dir`; resumes from `run_dir`."""
+    target = frozen_target(target_dir)
+    torch.manual_seed(recipe.seed)
+    shape = target.config
+    heads = MedusaHeads(NUM_HEADS, 1, shape.hidden_size, shape.vocab_size, int(shape.num_hidden_layers))
+    with torch.no_grad():
+        for head in heads.medusa_head:
+            assert isinstance(head, nn.Sequential)
+            assert isinstance(head[-1], nn.Linear)
+            head[-1].weight.copy_(target.get_output_embeddings().weight)
+    labelled = Labelled(target, heads.taps)
+    point, shares = train_head(
+        heads,
+        lambda ids: medusa_loss(heads, labelled, ids),
+        lambda ids: medusa_matches(heads, labelled, ids),
+        dataset,
+        recipe,
+        run_dir,
+    )
+    save_medusa(heads, output_dir, training_record(point, shares))
+    return point, shares
+
+
+def medusa_loss(heads: MedusaHeads, labelled: Labelled, ids: torch.Tensor) -> torch.Tensor:
+    """Return the weighted cross entropy of all heads at every position of `ids` [batch, tokens].
+
+    Head i at position t is taught the target's distribution of the token at t + 2 + i.
+    """
+    states, logits, _ = labelled(ids)
+    labels = logits.softmax(-1)
+    tokens = ids.shape[1] - NUM_HEADS
+    total = states.new_zeros(())
+    for index in range(NUM_HEADS):
+        predicted = functional.log_softmax(heads(states[:, :tokens], index), -1)
+        entropy = -(labels[:, 1 + index : 1 + index + tokens] * predicted).sum(-1).mean()
+        total = total + HEAD_WEIGHT**index * entropy
+    mean: torch.Tensor = total / sum(HEAD_WEIGHT**index for index in range(NUM_HEADS))
+    return mean
+
+
+@torch.no_grad()
+def medusa_matches(heads: MedusaHeads, labelled: Labelled, ids: torch.Tensor) -> torch.Tensor:
+    """Return the shares of drafts of 1 to `NUM_HEADS` tokens that the target would accept whole, [NUM_HEADS]."""
+    states, logits, _ = labelled(ids)
+    tokens = ids.shape[1] - NUM_HEADS
+    drafted = [heads(states[:, :tokens], index).argmax(-1) for index in range(NUM_HEADS)]
+    return accepted_shares(drafted, logits.argmax(-1), ids)

@@ -1,0 +1,81 @@
+"""The recipes of heads on a tiny target: the loss falls, a run resumes, what is written drafts beside the target."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.cells import VOCAB_SIZE, save_tiny_llama
+
+from specserve.service.messages import AttachedName, ProposeBatch, ProposeRow, Sampling
+from specserve.service.models import embedded_dir, head_of, load_model, load_tokenizer
+from specserve.service.proposers.attached import attach
+from specserve.service.training.cli import HEADS
+from specserve.service.training.dataset import Dataset
+from specserve.service.training.heads import accepted_shares, held_out_windows
+from specserve.service.training.loop import Phase, Recipe
+
+NAMES: tuple[AttachedName, ...] = ("eagle3", "medusa", "mtp")
+
+
+@pytest.fixture(autouse=True)
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here is worth a compilation."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("models") / "target", 1, layers=6)
+
+
+@pytest.fixture(scope="module")
+def dataset() -> Dataset:
+    """Text of sixteen tokens, in an order that says a little of the next."""
+    ids = (np.random.default_rng(2).integers(0, 4, 6000).cumsum() % 16 * 7 + 300).astype(np.uint16)
+    return Dataset(load_tokenizer(embedded_dir("target")), ids[:5000], ids[5000:])
+
+
+def small(recipe: Recipe, num_steps: int) -> Recipe:
+    phases = (Phase(64, 1, 1),)
+    return dataclasses.replace(recipe, num_steps=num_steps, batch_tokens=256, warmup_steps=2, lr=1e-2, phases=phases)
+
+
+def trained(name: str, target: Path, dataset: Dataset, run_dir: Path, num_steps: int) -> tuple[Any, tuple[float, ...]]:
+    recipe, train = HEADS[name]
+    return train(target, dataset, run_dir, run_dir / f"{name}-{num_steps}", small(recipe, num_steps))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_loss_falls_a_run_resumes_and_the_checkpoint_drafts(
+    name: AttachedName, target: Path, dataset: Dataset, tmp_path: Path
+) -> None:
+    first, _ = trained(name, target, dataset, tmp_path, 2)
+    later, shares = trained(name, target, dataset, tmp_path, 30)
+    assert later.step == 30
+    assert later.trained_s > first.trained_s
+    assert later.loss < 0.97 * first.loss
+    assert all(0 <= share <= 1 for share in shares)
+    model = load_model(target, torch.float32)
+    made, _ = attach({name: tmp_path / f"{name}-30"}, model, head_of(model), 8, 16)
+    row = ProposeRow("a", 4, 0, (300, 307, 314, 321), 3, Sampling(), block_table=(2,))
+    (draft,) = made[name].propose(ProposeBatch(0, name, (row,))).drafts
+    assert len(draft.token_ids) == 3
+    assert all(0 <= token < VOCAB_SIZE for token in draft.token_ids)
+
+
+def test_little_held_out_text_is_one_short_window() -> None:
+    assert held_out_windows(np.arange(100, dtype=np.uint16)).shape == (1, 100)
+    assert held_out_windows(np.arange(2000, dtype=np.uint16)).shape == (3, 513)
+
+
+def test_a_draft_counts_where_the_text_is_the_targets_own_and_all_its_tokens_are() -> None:
+    best = torch.tensor([[1, 2, 3, 4, 5, 6]])  # the target's choice after each position
+    ids = torch.tensor([[0, 1, 2, 9, 4, 5]])  # it would not have written 9
+    right = [best[:, 1:5], best[:, 2:6]]
+    assert accepted_shares(right, best, ids).tolist() == [1.0, 1.0]
+    half = torch.tensor([[2, 0, 4, 0]])
+    shares = accepted_shares([half, right[1]], best, ids)
+    assert shares.tolist() == [0.5, pytest.approx(2 / 3)]  # the second token counts at 0, 2 and 3
