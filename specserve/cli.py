@@ -378,7 +378,7 @@ def _run_load(args: argparse.Namespace) -> int:
 
 
 def _train(parser: Parser) -> None:
-    recipes = parser.add_subparsers(dest="recipe", required=True, metavar="base|draft|eagle3|medusa|mtp")
+    recipes = parser.add_subparsers(dest="recipe", required=True, metavar="base|draft|eagle3|medusa|mtp|layer_skip")
     base = recipes.add_parser("base", help="the target", epilog="Example: specserve train base --output out/target")
     draft = recipes.add_parser(
         "draft",
@@ -393,11 +393,18 @@ def _train(parser: Parser) -> None:
         )
         for name, what in (("eagle3", "an EAGLE-3 head"), ("medusa", "Medusa heads"), ("mtp", "an MTP module"))
     ]
-    for recipe in heads:
+    layer_skip = recipes.add_parser(
+        "layer_skip",
+        help="search which layers a target leaves out to draft for itself",
+        epilog="Example: specserve train layer_skip --target out/target --data src --output out/layer_skip.json",
+    )
+    layer_skip.add_argument("--output", type=Path, required=True, metavar="FILE", help="where the choice goes")
+    layer_skip.add_argument("--steps", type=_positive, help="choices that are tried (default: 200)")
+    for recipe in (*heads, layer_skip):
         recipe.add_argument(
             "--data", type=Path, nargs="+", metavar="PATH", help="text files or folders (default: Python's library)"
         )
-    for recipe in (draft, *heads):
+    for recipe in (draft, *heads, layer_skip):
         recipe.add_argument("--target", type=Path, required=True, metavar="DIR", help="folder of the target")
     for recipe in (base, draft, *heads):
         recipe.add_argument("--output", type=Path, required=True, metavar="DIR", help="where the model goes")

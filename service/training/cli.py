@@ -7,6 +7,7 @@ from .base import NUM_TASKS, TARGET_RECIPE, VOCAB_SIZE, train_base
 from .dataset import Dataset, embedded_dataset, text_dataset
 from .distill import DRAFT_RECIPE, train_draft
 from .eagle3 import EAGLE3_RECIPE, train_eagle3
+from .layer_skip import tune_layer_skip
 from .loop import Recipe
 from .medusa import MEDUSA_RECIPE, train_medusa
 from .mtp import MTP_RECIPE, train_mtp
@@ -17,9 +18,13 @@ HEADS = {
     "mtp": (MTP_RECIPE, train_mtp),
 }
 
+NUM_TRIALS = 200
+
 
 def run(args: argparse.Namespace) -> int:
     """Train what `args.recipe` names and print where it is; returns the exit code."""
+    if args.recipe == "layer_skip":
+        return _tune(args)
     if args.recipe == "base":
         point = train_base(args.run_dir, args.output, with_steps(TARGET_RECIPE, args.steps))
     elif args.recipe in HEADS:
@@ -31,6 +36,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         point = train_draft(args.target, args.run_dir, args.output, with_steps(DRAFT_RECIPE, args.steps))
     print(f"{args.output}: {point.step} steps, loss {point.loss:.3f} nats a token, {point.trained_s:.0f} s")
+    return 0
+
+
+def _tune(args: argparse.Namespace) -> int:
+    rating = tune_layer_skip(args.target, args.data, args.output, args.steps or NUM_TRIALS)
+    worth = f"{rating.gain:.2f} tokens for the time of one, with drafts of {rating.gamma}"
+    print(f"{args.output}: {worth}; {'use it with --layer-skip' if rating.gain > 1 else 'drafting so does not pay'}")
     return 0
 
 

@@ -56,7 +56,7 @@ def text_dataset(model_dir: Path, paths: list[Path], run_dir: Path) -> Dataset:
     tokenizer = load_tokenizer(model_dir)
     folder = run_dir / "dataset"
     if not (folder / "train.npy").exists():
-        documents = [text for path in paths for text in _documents(path)]
+        documents = read_documents(paths)
         random.Random(0).shuffle(documents)
         held_out = documents[::20]
         train_ids = encode(tokenizer, [text for place, text in enumerate(documents) if place % 20])
@@ -67,6 +67,11 @@ def text_dataset(model_dir: Path, paths: list[Path], run_dir: Path) -> Dataset:
         np.save(folder / "held_out.npy", encode(tokenizer, held_out))
         np.save(folder / "train.npy", train_ids)
     return Dataset(tokenizer, np.load(folder / "train.npy"), np.load(folder / "held_out.npy"))
+
+
+def read_documents(paths: list[Path]) -> list[str]:
+    """Return the texts of files and folders. Raises: BadRequestError for a path that is not there."""
+    return [text for path in paths for text in _documents(path)]
 
 
 def _documents(path: Path) -> list[str]:

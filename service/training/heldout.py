@@ -28,6 +28,14 @@ def held_out_rename_prompts(count: int, seed: int = 0) -> list[tuple[str, str]]:
     return prompts
 
 
+def training_code() -> list[str]:
+    """Return functions of the standard library that are not held out."""
+    files = [file for file in corpus.standard_library() if not file.held_out]
+    return [
+        function.code for file in files[::8] for function in corpus.functions(file, 900) if len(function.code) > 300
+    ]
+
+
 def _functions(seed: int) -> list[corpus.Function]:
     files: Sequence[corpus.SourceFile] = [
         file for file in corpus.standard_library() if file.held_out and not Path(file.name).name.startswith("test_")
