@@ -52,8 +52,9 @@ def rays_words() -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def corrected(tmp_path: Path) -> str:
+def corrected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the configuration as the real HAProxy found it, and approved of it."""
+    monkeypatch.delenv("RAY_SERVE_HAPROXY_BINARY_PATH", raising=False)  # a running local Ray names its own wrapper
     file = tmp_path / "haproxy.cfg"
     file.write_text(CONFIGURATION)
     checked = subprocess.run(
