@@ -3,6 +3,8 @@
 import argparse
 import dataclasses
 
+from ..errors import BadRequestError
+from ..models import embedded_dir, load_tokenizer
 from .base import NUM_TASKS, TARGET_RECIPE, VOCAB_SIZE, train_base
 from .dataset import Dataset, embedded_dataset, text_dataset
 from .distill import DRAFT_RECIPE, train_draft
@@ -47,9 +49,14 @@ def _tune(args: argparse.Namespace) -> int:
 
 
 def _dataset(args: argparse.Namespace) -> Dataset:
-    """Return the user's own text, in the target's tokens, or what the embedded family was trained on."""
+    """Return the user's own text, in the target's tokens, or what the embedded family was trained on.
+
+    Raises: BadRequestError when there is no text and the target has other tokens than the embedded family.
+    """
     if args.data:
         return text_dataset(args.target, args.data, args.run_dir)
+    if load_tokenizer(args.target).get_vocab() != load_tokenizer(embedded_dir("target")).get_vocab():
+        raise BadRequestError(f"{args.target} has a tokenizer of its own; name text for it with --data", "data")
     return embedded_dataset(args.run_dir, VOCAB_SIZE, NUM_TASKS, TARGET_RECIPE.seed)
 
 

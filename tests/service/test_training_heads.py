@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.cells import VOCAB_SIZE, save_tiny_llama
 
+from specserve.cli import main
 from specserve.service.messages import AttachedName, ProposeBatch, ProposeRow, Sampling
 from specserve.service.models import embedded_dir, head_of, load_model, load_tokenizer
 from specserve.service.proposers.attached import attach
@@ -79,3 +80,13 @@ def test_a_draft_counts_where_the_text_is_the_targets_own_and_all_its_tokens_are
     half = torch.tensor([[2, 0, 4, 0]])
     shares = accepted_shares([half, right[1]], best, ids)
     assert shares.tolist() == [0.5, pytest.approx(2 / 3)]  # the second token counts at 0, 2 and 3
+
+
+def test_a_target_with_other_tokens_needs_text_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = load_tokenizer(embedded_dir("target"))
+    tokenizer.add_tokens(["a token nobody else has"])
+    tokenizer.save_pretrained(save_tiny_llama(tmp_path / "target", 1))
+    command = ["train", "medusa", "--target", str(tmp_path / "target"), "--output", str(tmp_path / "head")]
+    assert main([*command, "--run-dir", str(tmp_path)]) != 0
+    assert "name text for it with --data" in capsys.readouterr().err
+    assert not (tmp_path / "dataset").exists()
