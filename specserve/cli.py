@@ -83,7 +83,7 @@ def parser() -> Parser:
     _command(
         commands,
         "train",
-        "make the embedded models again",
+        "train heads and draft models, or the embedded models again",
         "specserve train draft --target service/embedded/target --output out/draft",
         _train,
         _run_train,
