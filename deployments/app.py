@@ -72,7 +72,8 @@ class EngineDeployment:
         ports = local_proposer_ports(parsed)
         if self._link is not None:
             self._link.start()
-            await asyncio.wait_for(self._link.wait_connected(), 120)
+            async with asyncio.timeout(120):
+                await self._link.wait_connected()
             ports["draft"] = RemoteProposerPort("draft", self._link)
         attached = [name for name in BESIDE_TARGET if name in parsed.usable_proposers]
         if attached:

@@ -116,7 +116,8 @@ class EngineBackend:
         if self.peers is None:
             return [self.snapshot()]
         try:
-            return [self.snapshot(), *await asyncio.wait_for(self.peers(), PEERS_WITHIN_S)]
+            async with asyncio.timeout(PEERS_WITHIN_S):
+                return [self.snapshot(), *await self.peers()]
         except Exception as error:  # whoever scrapes gets what there is
             LOG.warning("nothing is known of the other cells: %r", error)
             return [self.snapshot()]

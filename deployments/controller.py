@@ -55,6 +55,7 @@ class Controller:
         self._num_questions = 0
         self._usage = SharedUsage()
         self._watched: Canary | None = None
+        self._endings: set[asyncio.Future[None]] = set()
         try:
             self.desired = store.desired()
             snapshot_of(self.desired, clock())
@@ -84,11 +85,12 @@ class Controller:
         """Take in a cell's report; return what is new to it, at once or when there is something."""
         self._hear(cell_id, report)
         used = self._usage.exchange(cell_id, report.used, time.monotonic())
-        await self._watch_canary()
+        self._watch_canary()
         reply = self._news(cell_id, report)
         if reply.snapshot is None and not reply.questions:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), EXCHANGE_EVERY_S)
+                async with asyncio.timeout(EXCHANGE_EVERY_S):
+                    await self._changed.wait()
             reply = self._news(cell_id, report)
         return replace(reply, used_elsewhere=used)
 
@@ -109,7 +111,8 @@ class Controller:
         try:
             while waited - answers.keys() and (left := give_up_s - time.monotonic()) > 0.0:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), left)
+                    async with asyncio.timeout(left):
+                        await self._changed.wait()
         finally:
             del self._questions[question.question_id]
         return answers
@@ -197,7 +200,7 @@ class Controller:
         now_s = time.monotonic()
         return [cell_id for cell_id, cell in self._cells.items() if now_s - cell.heard_s < LIVE_S]
 
-    async def _watch_canary(self) -> None:
+    def _watch_canary(self) -> None:
         """End the canary when its guard says so."""
         canary = self.desired.rollout.canary
         if self._watched != canary:
@@ -218,6 +221,12 @@ class Controller:
         LOG.warning("the canary of version %d ends: %s", canary.version, why)
         # Before the store is asked: a bad canary ends at once, and even where that cannot be stored.
         self._follow(replace(self.desired, revision=-abs(revision), rollout=replace(self.desired.rollout, canary=None)))
+        # A task of its own: a cell that no longer waits for a slow store must not leave the change half done.
+        ending = asyncio.ensure_future(self._store_end(note, end))
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+
+    async def _store_end(self, note: Note, end: Callable[[PolicyStore], None]) -> None:
         try:
             await self.change("rollback", note, end)
         except StoreUnavailableError as error:

@@ -110,7 +110,8 @@ class Follower:
     async def once(self) -> bool:
         """Exchange once and return whether the controller answered."""
         try:
-            reply = await asyncio.wait_for(self._controller.exchange(self.cell_id, self._report()), ANSWER_WITHIN_S)
+            async with asyncio.timeout(ANSWER_WITHIN_S):  # not wait_for, which may lose a cancellation in Python 3.11
+                reply = await self._controller.exchange(self.cell_id, self._report())
             if reply.snapshot is not None:
                 self._planner.follow(reply.snapshot, self._clock())
             if self._quotas is not None:

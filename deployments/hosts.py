@@ -78,7 +78,8 @@ class VerifierHost:
 
     async def _verify(self, body: bytes) -> bytes:
         batch = decode(body, VerifyBatch)
-        features = await asyncio.wait_for(self._slot(batch.round), FEATURES_TIMEOUT_S)
+        async with asyncio.timeout(FEATURES_TIMEOUT_S):
+            features = await self._slot(batch.round)
         self._features.pop(batch.round, None)
         loop = asyncio.get_running_loop()
         verdicts = await loop.run_in_executor(self._executor, self._verifier.verify, features, batch)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from specserve.service.errors import ChannelError, ProposerUnavailableError, RoundLostError, SpecserveError
 from specserve.service.messages import DraftBatch, ProposeBatch, ScoreBatch, VerdictBatch, VerifyBatch
@@ -157,8 +158,9 @@ class ProposerLink:
                 self._client = client
                 self.generation += 1
             self._lost.clear()
-            with_timeout = asyncio.wait_for(self._lost.wait(), WATCH_S)
-            await asyncio.gather(with_timeout, return_exceptions=True)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WATCH_S):
+                    await self._lost.wait()
 
 
 class RemoteProposerPort:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def run(folder: Path, story: Callable[[Steered, Clock], Any], credentials: Crede
 async def applied(service: Steered) -> None:
     """Wait until the cell follows what the controller says."""
     while service.planner.snapshot is None or service.planner.snapshot.revision != service.controller.snapshot.revision:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
 
 
 def test_a_policy_that_is_put_is_active_has_an_etag_and_governs_the_next_round(tmp_path: Path) -> None:
@@ -181,15 +182,46 @@ def test_a_canary_is_rolled_back_by_its_guard_with_an_entry_in_the_audit(tmp_pat
             service.play(f"f{number}", tier="flex")
             service.planner.ended(f"f{number}", False, 30.0)
         while (await service.ask("GET", "state"))["canary"] is not None:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
         await applied(service)
         assert service.play("a", tier="flex") == [(3, "fixed")]
-        newest = (await service.ask("GET", "audit?limit=1"))["entries"][0]
+        while (newest := (await service.ask("GET", "audit?limit=1"))["entries"][0])["actor"] != "guard":
+            await asyncio.sleep(0.01)  # the cells follow before the store has it
         assert (newest["actor"], newest["action"], newest["old_version"], newest["new_version"]) == (
             "guard", "rollback", 2, 1
         )  # fmt: skip
         assert "TPOT p95" in newest["reason"]
         assert (await service.ask("GET", "policies"))["canary"] is None
+
+    run(tmp_path, story)
+
+
+def test_a_canary_ends_in_the_cells_while_the_store_is_slow_and_is_stored_then(tmp_path: Path) -> None:
+    async def story(service: Steered, clock: Clock) -> None:
+        await service.ask("PUT", "policies", json={"policy": "fixed:5", "reason": "x", "activate": False})
+        canary = {"percent": 100, "guard": {"tpot_p95_ms": 20.0, "min_requests": 1}}
+        await service.ask("POST", "policies/2:activate", json={"reason": "try", "canary": canary})
+        await applied(service)
+        store, written = service.controller.store, threading.Event()
+        roll_out = store.roll_out
+
+        def slow_roll_out(*what: Any) -> Any:
+            assert written.wait(30)
+            return roll_out(*what)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store, "roll_out", slow_roll_out)
+            service.play("a")
+            service.planner.ended("a", False, 30.0)
+            while service.play("b") != [(3, "fixed")]:
+                await asyncio.sleep(0.01)
+            assert await service.follower.once()
+            assert (await service.ask("GET", "audit?limit=1"))["entries"][0]["actor"] == "anyone"
+            written.set()
+            while service.controller.desired != store.desired():
+                await asyncio.sleep(0.01)
+        assert (await service.ask("GET", "audit?limit=1"))["entries"][0]["actor"] == "guard"
+        assert service.play("b") == [(3, "fixed")]
 
     run(tmp_path, story)
 
