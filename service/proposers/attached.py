@@ -21,7 +21,7 @@ from .mtp import load_mtp
 LOADERS: Mapping[AttachedName, Callable[[Path, LoadedModel, Head], RowHead | MedusaHeads]] = {
     "eagle": load_eagle,
     "eagle3": lambda folder, model, readout: load_eagle3(folder, model),
-    "medusa": lambda folder, model, readout: load_medusa(folder, model),
+    "medusa": load_medusa,
     "mtp": load_mtp,
 }
 

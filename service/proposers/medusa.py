@@ -1,13 +1,14 @@
 """Medusa heads: each guesses one token further, all from one hidden state of the target. Source: arXiv 2401.10774.
 
 Head i reads the target's last hidden state at position t and guesses the token at t + 2 + i. Medusa-1 and Medusa-2
-share their form; a Medusa-2 file may hold the heads under `medusa_head.`. What a chain gets is each head's best token.
+share their form; a Medusa-2 file may hold the heads under `medusa_head.`. A configuration that says `original_lm_head`,
+as vLLM's may, makes the target's own head the readout of all. What a chain gets is each head's best token.
 """
 
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from ..errors import ModelUnsupportedError
 from ..features import FeaturePages
 from ..messages import DraftBatch, ProposeBatch
 from ..models import LoadedModel
-from .checkpoint import check_target, fill, read_config, read_tensors
+from ..packed_linear import Head
+from .checkpoint import check_target, fill, read_config, read_tensors, without_copies
 from .choosing import Chain, extend
 from .paged_block import packed
 
@@ -32,6 +34,8 @@ VLLM_NAMES = (
     (r"lm_heads\.(\d+)\.weight", r"medusa_head.\1.last.weight"),
 )
 """How vLLM's own layout spells the same tensors."""
+SHARED = ("lm_head.weight", "lm_heads.0.weight")
+"""Where vLLM's files repeat the readout that `original_lm_head` shares."""
 
 
 class ResBlock(nn.Module):
@@ -40,7 +44,8 @@ class ResBlock(nn.Module):
     def __init__(self, hidden: int, bias: bool) -> None:
         super().__init__()
         self.linear = nn.Linear(hidden, hidden, bias=bias)
-        nn.init.zeros_(self.linear.weight)
+        for parameter in self.linear.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [..., hidden]."""
@@ -49,21 +54,31 @@ class ResBlock(nn.Module):
 
 
 class MedusaHeads(nn.Module):
-    """Independent heads; keys are `medusa_head.{i}.{j}.linear.*` and `medusa_head.{i}.{num_layers}.weight`."""
+    """Independent heads; keys are `medusa_head.{i}.{j}.linear.*` and `medusa_head.{i}.{num_layers}.weight`.
 
-    def __init__(self, num_heads: int, num_layers: int, hidden: int, vocab: int, tap: int, bias: bool = True) -> None:
+    With a `readout`, the target's head, they are residual blocks alone, and have no keys of the second kind.
+    """
+
+    def __init__(
+        self, num_heads: int, num_layers: int, hidden: int, vocab: int, tap: int, bias: bool = True,
+        readout: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.num_layers = num_layers
+        self.hidden = hidden
+        self.vocab = vocab
         self.taps = (tap,)
-        self.medusa_head = nn.ModuleList(
-            nn.Sequential(*(ResBlock(hidden, bias) for _ in range(num_layers)), nn.Linear(hidden, vocab, bias=False))
-            for _ in range(num_heads)
-        )
+        self.shared = readout is not None
+        self._readout = readout
+        self.medusa_head = nn.ModuleList()
+        for _ in range(num_heads):
+            own = [] if self.shared else [nn.Linear(hidden, vocab, bias=False)]
+            self.medusa_head.append(nn.Sequential(*(ResBlock(hidden, bias) for _ in range(num_layers)), *own))
 
     def forward(self, hidden: torch.Tensor, index: int) -> torch.Tensor:
         """Return head `index`'s logits [..., vocab] for the target's hidden states after the final norm."""
-        logits: torch.Tensor = self.medusa_head[index](hidden)
-        return logits
+        out: torch.Tensor = self.medusa_head[index](hidden)
+        return out if self._readout is None else self._readout(out)
 
 
 class MedusaProposer:
@@ -99,15 +114,22 @@ class MedusaProposer:
         return DraftBatch(batch.round, tuple(chain.draft() for chain in chains), 0)
 
 
-def load_medusa(folder: Path, model: LoadedModel) -> MedusaHeads:
+def load_medusa(folder: Path, model: LoadedModel, readout: Head) -> MedusaHeads:
     """Return the heads in `folder`, made for `model`; how many there are is read from the tensors' names.
+
+    `readout` is the model's own head, for heads that share it.
 
     Raises: ModelUnsupportedError that names missing and unexpected tensors, or says how the heads do not fit.
     """
     stated = read_config(folder)
     check_target(stated, model, folder)
-    merged = not any((folder / name).exists() for name in FILES[:2])
-    tensors = _own_names(read_tensors(folder, files=FILES), only_prefixed=merged)
+    tensors, shared = read_tensors(folder, files=FILES), bool(stated.get("original_lm_head", False))
+    if shared:
+        own = model.head.weight
+        assert isinstance(own, torch.Tensor)
+        tensors = without_copies(tensors, dict.fromkeys(SHARED, own))
+    merged = not shared and not any((folder / name).exists() for name in FILES[:2])
+    tensors = _own_names(tensors, only_prefixed=merged)
     places = [match.groups() for name in tensors if (match := re.match(r"medusa_head\.(\d+)\.(\d+)\.linear", name))]
     if not places:
         raise ModelUnsupportedError(f"{folder} has no Medusa heads (tensors like 0.0.linear.weight)")
@@ -115,9 +137,14 @@ def load_medusa(folder: Path, model: LoadedModel) -> MedusaHeads:
     tensors = {name.replace(".last.", f".{num_layers}."): tensor for name, tensor in tensors.items()}
     bias = "medusa_head.0.0.linear.bias" in tensors
     hidden, tap = int(model.config.hidden_size), int(model.config.num_hidden_layers)
-    heads = MedusaHeads(num_heads, num_layers, hidden, model.shape.vocab_size, tap, bias).to(model.dtype)
+    heads = MedusaHeads(
+        num_heads, num_layers, hidden, model.shape.vocab_size, tap, bias, readout if shared else None
+    ).to(model.dtype)
     fill(heads, tensors, folder)
-    LOG.info("Medusa heads %s: %d heads of %d blocks, read after the final norm", folder, num_heads, num_layers)
+    LOG.info(
+        "Medusa heads %s: %d heads of %d blocks, read after the final norm, readout %s", folder, num_heads, num_layers,
+        "the target's" if shared else "their own",
+    )  # fmt: skip
     return heads.eval().requires_grad_(False)
 
 
@@ -145,12 +172,12 @@ def save_medusa(heads: MedusaHeads, folder: Path, extra: dict[str, Any]) -> None
         name.removeprefix(PREFIX): tensor.to(torch.bfloat16).contiguous() for name, tensor in heads.state_dict().items()
     }
     save_file(state, folder / FILES[0])
-    last = heads.medusa_head[0][-1]  # type: ignore[index]  # a Sequential
     stated = {
         "model_type": "medusa",
         "medusa_num_heads": len(heads.medusa_head),
         "medusa_num_layers": heads.num_layers,
-        "hidden_size": last.in_features,
-        "vocab_size": last.out_features,
+        "hidden_size": heads.hidden,
+        "vocab_size": heads.vocab,
+        "original_lm_head": heads.shared,
     }
     (folder / "config.json").write_text(json.dumps(stated | extra, indent=1) + "\n")

@@ -55,9 +55,10 @@ def _dataset(args: argparse.Namespace) -> Dataset:
     """
     if args.data:
         return text_dataset(args.target, args.data, args.run_dir)
-    if load_tokenizer(args.target).get_vocab() != load_tokenizer(embedded_dir("target")).get_vocab():
+    tokenizer = load_tokenizer(args.target)
+    if tokenizer.get_vocab() != load_tokenizer(embedded_dir("target")).get_vocab():
         raise BadRequestError(f"{args.target} has a tokenizer of its own; name text for it with --data", "data")
-    return embedded_dataset(args.run_dir, VOCAB_SIZE, NUM_TASKS, TARGET_RECIPE.seed)
+    return embedded_dataset(args.run_dir, VOCAB_SIZE, NUM_TASKS, TARGET_RECIPE.seed, tokenizer)
 
 
 def with_steps(recipe: Recipe, num_steps: int | None) -> Recipe:

@@ -1,5 +1,6 @@
 """From corpus to token arrays, cached in the run's folder so that a resumed run trains on the same bytes."""
 
+import hashlib
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,18 +28,25 @@ class Dataset:
     held_out_ids: TokenIds
 
 
-def embedded_dataset(run_dir: Path, vocab_size: int, num_tasks: int, seed: int) -> Dataset:
-    """Return the embedded family's data, building it (about two minutes) unless `run_dir` already holds it."""
+def embedded_dataset(
+    run_dir: Path, vocab_size: int, num_tasks: int, seed: int, target: PreTrainedTokenizerFast | None = None
+) -> Dataset:
+    """Return the embedded family's data, building it (about two minutes) unless `run_dir` already holds it.
+
+    In the tokens of the `target` to train for; without one, in those that its text teaches, which are others with
+    another Python.
+    """
     folder = run_dir / "dataset"
     if (folder / "train.npy").exists():
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-        return Dataset(tokenizer, np.load(folder / "train.npy"), np.load(folder / "held_out.npy"))
+        if target is None or target.get_vocab() == tokenizer.get_vocab():
+            return Dataset(tokenizer, np.load(folder / "train.npy"), np.load(folder / "held_out.npy"))
     files = corpus.standard_library() + corpus.language_reference()
     seen = [file for file in files if not file.held_out]
     documents = [file.text for file in seen]
     documents += corpus.tasks([file for file in seen if file.name.endswith(".py")], num_tasks, seed)
     random.Random(seed).shuffle(documents)
-    tokenizer = train_tokenizer(documents, vocab_size)
+    tokenizer = target or train_tokenizer(documents, vocab_size)
     train_ids = encode(tokenizer, documents)
     held_out_ids = encode(tokenizer, [file.text for file in files if file.held_out])
     folder.mkdir(parents=True, exist_ok=True)
@@ -54,9 +62,10 @@ def text_dataset(model_dir: Path, paths: list[Path], run_dir: Path) -> Dataset:
     Raises: BadRequestError when there is no text, or too little of it.
     """
     tokenizer = load_tokenizer(model_dir)
-    folder = run_dir / "dataset"
+    documents = read_documents(paths)
+    made_of = "\0".join([tokenizer.backend_tokenizer.to_str(), *documents])
+    folder = run_dir / f"dataset-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
     if not (folder / "train.npy").exists():
-        documents = read_documents(paths)
         random.Random(0).shuffle(documents)
         held_out = documents[::20]
         train_ids = encode(tokenizer, [text for place, text in enumerate(documents) if place % 20])

@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from ..models import load_tokenizer
 from .base import MAX_POSITIONS, NUM_TASKS, TARGET_RECIPE, VOCAB_SIZE, export, held_out_loss
 from .chat import END_OF_TEXT
 from .dataset import embedded_dataset
@@ -43,7 +44,7 @@ def draft_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
 
 def train_draft(target_dir: Path, run_dir: Path, output_dir: Path, recipe: Recipe = DRAFT_RECIPE) -> Point:
     """Distil a draft model from the target in `target_dir` and write it to `output_dir`; resumes from `run_dir`."""
-    dataset = embedded_dataset(run_dir, VOCAB_SIZE, NUM_TASKS, TARGET_RECIPE.seed)
+    dataset = embedded_dataset(run_dir, VOCAB_SIZE, NUM_TASKS, TARGET_RECIPE.seed, load_tokenizer(target_dir))
     target = AutoModelForCausalLM.from_pretrained(target_dir, dtype=torch.float32).eval()
     torch.manual_seed(recipe.seed)
     draft = LlamaForCausalLM(draft_config(dataset.tokenizer))

@@ -49,7 +49,10 @@ def train_eagle3(
 
 
 def new_head(target: Any, dataset: Dataset) -> Eagle3Head:
-    """Return an untrained head: the target's layer shape, its head's rows for the commonest tokens of the data."""
+    """Return an untrained head: the target's layer shape, its head's rows for the commonest tokens of the data.
+
+    The third tap lies three layers below the top of a deep target, as published, and nearer to it in a shallow one.
+    """
     shape = target.config
     vocab = int(shape.vocab_size)
     counts = np.bincount(dataset.train_ids, minlength=vocab)
@@ -64,7 +67,7 @@ def new_head(target: Any, dataset: Dataset) -> Eagle3Head:
         intermediate=2 * shape.hidden_size,
         draft_vocab=len(chosen),
         vocab=vocab,
-        taps=(2, layers // 2, layers - 3),
+        taps=(2, layers // 2, layers - min(3, max(1, layers // 10))),
         eps=shape.rms_norm_eps,
     )
     head = Eagle3Head(config)

@@ -1,9 +1,12 @@
-"""The recipe of Medusa-1 heads: the target stays as it is, its own distributions are the labels. Source: 2401.10774."""
+"""The recipe of Medusa-1 heads: the target stays as it is, its own distributions are the labels. Source: 2401.10774.
 
+The heads share the target's readout, as `original_lm_head` says: of each only the residual blocks are trained and kept.
+"""
+
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 from ..proposers.medusa import MedusaHeads, save_medusa
@@ -16,12 +19,13 @@ MEDUSA_RECIPE = Recipe(
     seed=20_261_203,
     num_steps=600,
     batch_tokens=4096,
-    lr=1e-3,
-    weight_decay=0.0,
+    lr=3e-3,
+    weight_decay=0.05,
     warmup_steps=40,
     phases=(Phase(512, 1.0, 1),),
 )
 NUM_HEADS = 4
+NUM_BLOCKS = 3
 HEAD_WEIGHT = 0.8
 
 
@@ -32,12 +36,10 @@ def train_medusa(
     target = frozen_target(target_dir)
     torch.manual_seed(recipe.seed)
     shape = target.config
-    heads = MedusaHeads(NUM_HEADS, 1, shape.hidden_size, shape.vocab_size, int(shape.num_hidden_layers))
-    with torch.no_grad():
-        for head in heads.medusa_head:
-            assert isinstance(head, nn.Sequential)
-            assert isinstance(head[-1], nn.Linear)
-            head[-1].weight.copy_(target.get_output_embeddings().weight)
+    readout = partial(functional.linear, weight=target.get_output_embeddings().weight)
+    heads = MedusaHeads(
+        NUM_HEADS, NUM_BLOCKS, shape.hidden_size, shape.vocab_size, int(shape.num_hidden_layers), readout=readout
+    )
     labelled = Labelled(target, heads.taps)
     point, shares = train_head(
         heads,

@@ -6,17 +6,21 @@ from typing import Any
 import pytest
 import torch
 from support.cells import save_tiny_llama
-from support.heads import Tensors, bare_target, medusa_files, write_head
+from support.heads import Tensors, bare_target, medusa_files, residual_medusa_files, write_head
 from transformers import AutoModelForCausalLM
 
 from specserve.service.errors import ModelUnsupportedError
 from specserve.service.messages import ProposeBatch, ProposeRow, Sampling, ScoreBatch, ScoreRow
-from specserve.service.models import head_of, load_model
+from specserve.service.models import LoadedModel, head_of, load_model
 from specserve.service.proposers.attached import attach
-from specserve.service.proposers.medusa import load_medusa, save_medusa
+from specserve.service.proposers.medusa import MedusaHeads, load_medusa, save_medusa
 from specserve.service.target import Target
 
 TOKENS = tuple((5 * place) % 90 + 3 for place in range(11))
+
+
+def loaded(folder: Path, model: LoadedModel) -> MedusaHeads:
+    return load_medusa(folder, model, head_of(model))
 
 
 def reference(tensors: Tensors, head: int, state: torch.Tensor) -> torch.Tensor:
@@ -63,8 +67,8 @@ def as_vllm(tensors: Tensors) -> Tensors:
 def test_other_spellings_are_the_same_heads(tmp_path: Path, rename: Any, file: str) -> None:
     model = bare_target(40, 32, 3)
     folder, tensors = medusa_files(tmp_path / "a", model)
-    theirs = load_medusa(write_head(tmp_path / "b", {}, rename(tensors), file), model)
-    for name, tensor in load_medusa(folder, model).state_dict().items():
+    theirs = loaded(write_head(tmp_path / "b", {}, rename(tensors), file), model)
+    for name, tensor in loaded(folder, model).state_dict().items():
         assert torch.equal(theirs.state_dict()[name], tensor), name
 
 
@@ -73,7 +77,7 @@ def test_heads_of_two_blocks_keep_them_apart(tmp_path: Path) -> None:
     _, tensors = medusa_files(tmp_path, model, num_heads=1)
     deeper = {"0.2.weight": tensors.pop("0.1.weight"), **tensors}
     deeper |= {name.replace("0.0.", "0.1."): 2 * tensor for name, tensor in tensors.items()}
-    heads = load_medusa(write_head(tmp_path / "b", {}, deeper, "medusa_lm_head.pt"), model)
+    heads = loaded(write_head(tmp_path / "b", {}, deeper, "medusa_lm_head.pt"), model)
     state = torch.linspace(-1, 1, 32, dtype=torch.float64)
     for scale in (1, 2):
         inner = scale * (tensors["0.0.linear.weight"] @ state + tensors["0.0.linear.bias"])
@@ -99,13 +103,47 @@ def test_heads_that_do_not_fit_are_refused_by_name(tmp_path: Path, change: Any, 
     config: dict[str, Any] = {}
     change(config, tensors)
     with pytest.raises(ModelUnsupportedError, match=said):
-        load_medusa(write_head(tmp_path, config, tensors, "medusa_lm_head.pt"), model)
+        loaded(write_head(tmp_path, config, tensors, "medusa_lm_head.pt"), model)
 
 
-def test_what_is_saved_loads_as_the_same_heads(tmp_path: Path) -> None:
+SHARING = {"original_lm_head": True}
+
+
+@pytest.mark.parametrize("copy", [None, "lm_head.weight", "lm_heads.0.weight"])
+def test_heads_that_share_the_targets_readout_are_its_head_over_their_blocks(tmp_path: Path, copy: str | None) -> None:
     model = bare_target(40, 32, 3)
-    heads = load_medusa(medusa_files(tmp_path / "a", model)[0], model)
+    _, tensors = residual_medusa_files(tmp_path / "a", model)
+    weight = model.head.weight
+    assert isinstance(weight, torch.Tensor)
+    repeated = {} if copy is None else {copy: weight.detach().clone()}
+    heads = loaded(write_head(tmp_path / "b", SHARING, as_vllm(tensors) | repeated), model)
+    state = torch.linspace(-1, 1, 32, dtype=torch.float64)[None]
+    for head in range(2):
+        own = tensors | {f"{head}.1.weight": weight}
+        assert torch.allclose(heads(state, head)[0], reference(own, head, state[0]), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({"lm_head.weight": torch.ones(40, 32)}, "unexpected: medusa_head.lm_head.weight"),
+        ({"lm_heads.0.weight": torch.ones(40, 32)}, "unexpected: medusa_head.0.1.weight"),
+        ({"1.1.weight": torch.ones(40, 32)}, "unexpected: medusa_head.1.1.weight"),
+    ],
+)
+def test_heads_that_share_the_targets_readout_bring_no_other(tmp_path: Path, extra: Tensors, said: str) -> None:
+    model = bare_target(40, 32, 3)
+    _, tensors = residual_medusa_files(tmp_path / "a", model)
+    with pytest.raises(ModelUnsupportedError, match=said):
+        loaded(write_head(tmp_path / "b", SHARING, tensors | extra), model)
+
+
+@pytest.mark.parametrize("files", [medusa_files, residual_medusa_files])
+def test_what_is_saved_loads_as_the_same_heads(tmp_path: Path, files: Any) -> None:
+    model = bare_target(40, 32, 3)
+    heads = loaded(files(tmp_path / "a", model)[0], model)
     save_medusa(heads, tmp_path / "b", {"note": "kept"})
-    again = load_medusa(tmp_path / "b", model)
+    again = loaded(tmp_path / "b", model)
+    assert again.shared == heads.shared
     for name, tensor in heads.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor.to(torch.bfloat16).double()), name

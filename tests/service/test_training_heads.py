@@ -14,7 +14,7 @@ from specserve.service.messages import AttachedName, ProposeBatch, ProposeRow, S
 from specserve.service.models import embedded_dir, head_of, load_model, load_tokenizer
 from specserve.service.proposers.attached import attach
 from specserve.service.training.cli import HEADS
-from specserve.service.training.dataset import Dataset
+from specserve.service.training.dataset import Dataset, text_dataset
 from specserve.service.training.heads import accepted_shares, held_out_windows
 from specserve.service.training.loop import Phase, Recipe
 
@@ -90,3 +90,16 @@ def test_a_target_with_other_tokens_needs_text_of_its_own(tmp_path: Path, capsys
     assert main([*command, "--run-dir", str(tmp_path)]) != 0
     assert "name text for it with --data" in capsys.readouterr().err
     assert not (tmp_path / "dataset").exists()
+
+
+def test_other_text_is_another_dataset_of_the_same_run(tmp_path: Path) -> None:
+    target = save_tiny_llama(tmp_path / "target", 1)
+    load_tokenizer(embedded_dir("target")).save_pretrained(target)
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+        for name in ("first.py", "second.py"):
+            (folder / name).write_text(f"def {folder.name}(value):\n    return value\n" * 4000)
+    first, other, again = (text_dataset(target, [folder], tmp_path / "run") for folder in (*folders, folders[0]))
+    assert np.array_equal(again.train_ids, first.train_ids)
+    assert not np.array_equal(other.train_ids, first.train_ids)

@@ -120,6 +120,16 @@ def medusa_files(folder: Path, model: LoadedModel, num_heads: int = 5) -> tuple[
     return write_head(folder, config, tensors, "medusa_lm_head.pt"), tensors
 
 
+def residual_medusa_files(folder: Path, model: LoadedModel) -> tuple[Path, Tensors]:
+    """Two Medusa heads of one block each, read out by the target's own head."""
+    hidden = model.config.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {}
+    for head in range(2):
+        shapes |= {f"{head}.0.linear.weight": (hidden, hidden), f"{head}.0.linear.bias": (hidden,)}
+    tensors = random_tensors(5, shapes)
+    return write_head(folder, {"original_lm_head": True}, tensors, "medusa_lm_head.safetensors"), tensors
+
+
 def deepseek_files(folder: Path, model: LoadedModel, layers: int) -> tuple[Path, Tensors]:
     """The MTP layer of a DeepSeek-like checkpoint, embedding and head repeated, beside a layer of the target."""
     hidden, prefix = model.config.hidden_size, f"model.layers.{layers}."
