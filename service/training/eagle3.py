@@ -25,7 +25,7 @@ NUM_TTT_STEPS = 4
 """Drafted rows unrolled in training; the paper uses 7 for drafts twice as long."""
 
 STEP_WEIGHT = 0.8
-DRAFT_VOCAB = 2048
+DRAFT_VOCAB = 2560
 
 
 def train_eagle3(
