@@ -16,6 +16,7 @@ import uvicorn
 
 from specserve.service.errors import SpecserveError
 from specserve.service.models import read_shape
+from specserve.service.proposers.checkpoint import read_config
 
 from .credentials import ADMIN_KEY_VARIABLE, Credentials, load_admin_key, load_key_file
 from .settings import ServiceSettings, load_policy, load_settings
@@ -49,10 +50,12 @@ def check(settings: ServiceSettings) -> None:
     load_policy(settings.policy)
     _check_keys(settings)
     _check_port(settings.host, settings.port)
-    draft = settings.draft_source
+    drafts = "draft" in settings.usable_proposers
+    for folder in settings.attached_folders.values():
+        read_config(folder)
     read_shape(settings.model_source)
-    if draft is not None:
-        read_shape(draft)
+    if drafts and settings.draft_source is not None:
+        read_shape(settings.draft_source)
 
 
 def _check_keys(settings: ServiceSettings) -> None:

@@ -21,6 +21,8 @@ ProposerName = Literal[
 ]
 BESIDE_TARGET = (*ATTACHED, "layer_skip", "early_exit")
 """Proposers that live in the target's process, because they draft from what it computes."""
+UNNAMED: tuple[ProposerName, ...] = ("prediction", "prompt_lookup", "draft", *BESIDE_TARGET)
+"""What is offered, where it can be built, when nothing is named; the embedded heads then are not."""
 
 
 class ServiceSettings(BaseModel):
@@ -40,16 +42,8 @@ class ServiceSettings(BaseModel):
         None, description="Layers that the target leaves out to draft for itself, or a file of `train layer_skip`."
     )
     early_exit: int | None = Field(None, ge=1, description="Layers after which the target drafts for itself.")
-    proposers: tuple[ProposerName | PluginPath, ...] = (
-        "prediction",
-        "prompt_lookup",
-        "draft",
-        "eagle",
-        "eagle3",
-        "medusa",
-        "mtp",
-        "layer_skip",
-        "early_exit",
+    proposers: tuple[ProposerName | PluginPath, ...] | None = Field(
+        None, description="What may draft; None is all that was given but suffix and the embedded target's own heads."
     )
     trusted_proposers: tuple[PluginPath, ...] = Field(
         (), description="Plug-ins whose draft probabilities are believed; a wrong one changes what is sampled."
@@ -105,7 +99,13 @@ class ServiceSettings(BaseModel):
         given: dict[AttachedName, str | None] = {
             "eagle": self.eagle, "eagle3": self.eagle3, "medusa": self.medusa, "mtp": self.mtp
         }  # fmt: skip
-        return {name: Path(folder) for name, folder in given.items() if folder is not None and name in self.proposers}
+        found = {name: Path(folder) for name, folder in given.items() if folder is not None}
+        if self.proposers is None:
+            return found
+        if self.model is None:
+            shipped = {name: embedded_dir(name) for name in ATTACHED if embedded_dir(name).exists()}
+            found = shipped | found
+        return {name: folder for name, folder in found.items() if name in self.proposers}
 
     def self_drafts(self, num_layers: int) -> dict[str, Skip]:
         """Return what each proposer that is the target itself leaves out of its `num_layers` layers.
@@ -124,16 +124,30 @@ class ServiceSettings(BaseModel):
     @property
     def plugins(self) -> tuple[str, ...]:
         """The import paths among the proposers."""
-        return tuple(name for name in self.proposers if ":" in name)
+        return tuple(name for name in self.proposers or () if ":" in name)
 
     @property
     def usable_proposers(self) -> tuple[str, ...]:
         """The proposers that can be built: `draft` needs a draft model, heads their files, the others beside the target
-        to be told their layers."""
-        lacking: set[str] = {name for name in ATTACHED if name not in self.attached_folders}
-        found = {"draft": self.draft_source, "layer_skip": self.layer_skip, "early_exit": self.early_exit}
-        lacking.update(name for name, given in found.items() if given is None)
-        return tuple(name for name in self.proposers if name not in lacking)
+        to be told their layers.
+
+        Raises: BadRequestError for one that is named and cannot be.
+        """
+        lacking: dict[str, str] = {
+            name: f"--{name} DIR with its files" for name in ATTACHED if name not in self.attached_folders
+        }
+        if self.draft_source is None:
+            lacking["draft"] = "--draft MODEL"
+        if self.layer_skip is None:
+            lacking["layer_skip"] = "--layer-skip N,N or a file"
+        if self.early_exit is None:
+            lacking["early_exit"] = "--early-exit N"
+        if self.proposers is None:
+            return tuple(name for name in UNNAMED if name not in lacking)
+        for name in self.proposers:
+            if name in lacking:
+                raise BadRequestError(f"the proposer {name} of {self.model_id} needs {lacking[name]}", "proposers")
+        return self.proposers
 
     def pinned(self) -> Self:
         """Return settings that name the same files in every process of the service, whatever its folder."""

@@ -12,6 +12,7 @@ from transformers.utils import logging as transformers_logging
 from .attention import ATTENTION_NAME, register_attention
 from .errors import ModelUnsupportedError
 from .families import check_config, logit_scale, max_positions
+from .messages import AttachedName
 from .packed_linear import Head
 from .sources import ModelSource, local_folder, parse_source
 
@@ -42,8 +43,8 @@ class LoadedModel:
     shape: ModelShape
 
 
-def embedded_dir(name: Literal["target", "draft"]) -> Path:
-    """Return the folder of one of the models shipped with the package."""
+def embedded_dir(name: Literal["target", "draft"] | AttachedName) -> Path:
+    """Return the folder of one of the models shipped with the package; not every head is shipped."""
     return Path(__file__).parent / "embedded" / name
 
 

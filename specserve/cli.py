@@ -141,7 +141,7 @@ def _serve(parser: Parser) -> None:
         "--proposers",
         type=_comma_separated,
         metavar="A,B",
-        help="what may draft; without this, all that can be built but suffix (see `specserve proposers`)",
+        help="what may draft; without this, all that was given but suffix and the embedded target's own heads",
     )
     parser.add_argument(
         "--dtype",

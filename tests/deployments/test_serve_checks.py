@@ -13,6 +13,7 @@ from specserve.deployments.api.limits import RequestLimits
 from specserve.deployments.credentials import key_hash
 from specserve.deployments.serve import settings_from
 from specserve.deployments.settings import ServiceSettings
+from specserve.service.errors import BadRequestError
 
 
 def settings(*arguments: str) -> ServiceSettings:
@@ -157,3 +158,35 @@ def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         assert str(port) in refusal(capsys, "--port", str(port))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--proposers", "draft,eagle"], "eagle of specserve-embedded needs --eagle DIR"),
+        (["--proposers", "early_exit"], "early_exit of specserve-embedded needs --early-exit N"),
+        (["--eagle3", "no-such-head"], "no-such-head/config.json"),
+    ],
+)
+def test_a_proposer_that_is_named_and_cannot_be_built_is_told_what_it_needs(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert words in refusal(capsys, *arguments, "--port", "0")
+
+
+def test_the_embedded_targets_own_heads_are_offered_by_name_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "eagle3").mkdir()
+    for name in ("target", "draft", "eagle3"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr("specserve.deployments.settings.embedded_dir", lambda name: tmp_path / name)
+    assert "eagle3" not in settings().usable_proposers
+    named = settings("--proposers", "draft,eagle3")
+    assert named.attached_folders == {"eagle3": tmp_path / "eagle3"}
+    assert settings("--proposers", "eagle3", "--eagle3", "mine").attached_folders == {"eagle3": Path("mine")}
+    assert ServiceSettings.model_validate(named.model_dump(mode="json")).usable_proposers == ("draft", "eagle3")
+    assert "eagle3" not in ServiceSettings.model_validate(settings().model_dump(mode="json")).usable_proposers
+    foreign = settings(str(tmp_path), "--proposers", "eagle3")
+    with pytest.raises(BadRequestError, match="needs --eagle3 DIR"):
+        foreign.usable_proposers  # noqa: B018  # it raises
