@@ -10,6 +10,7 @@ from specserve.service.engine import Engine, EngineConfig
 from specserve.service.errors import BadRequestError
 from specserve.service.grammar import Grammars
 from specserve.service.inline import DirectProposerPort, InlineProposerPort, InlineRoundPort
+from specserve.service.int8_linear import Int8Linear
 from specserve.service.models import (
     LoadedModel,
     ModelShape,
@@ -20,7 +21,7 @@ from specserve.service.models import (
     read_shape,
     resolve_dtype,
 )
-from specserve.service.packed_linear import Head
+from specserve.service.packed_linear import Head, PackedLinear
 from specserve.service.plugins import PluginPort, load_plugin
 from specserve.service.ports import Proposer, ProposerPort, RoundPort
 from specserve.service.proposers.attached import attach
@@ -120,7 +121,8 @@ def draft_proposer(settings: ServiceSettings, vocab_size: int, dtype: torch.dtyp
     if has_tokenizer(settings.draft_source):
         target_tokenizer, own = load_tokenizer(settings.model_source), load_tokenizer(settings.draft_source)
         vocabulary = shared_vocabulary(target_tokenizer, own, vocab_size, draft.shape.vocab_size)
-    return DraftModelProposer(draft, vocab_size, settings.num_pages, settings.page_tokens, vocabulary)
+    linear = Int8Linear if settings.draft_quantization == "int8" else PackedLinear
+    return DraftModelProposer(draft, vocab_size, settings.num_pages, settings.page_tokens, vocabulary, linear)
 
 
 def engine_config(settings: ServiceSettings, shape: ModelShape) -> EngineConfig:

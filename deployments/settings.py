@@ -21,7 +21,7 @@ ProposerName = Literal[
 ]
 BESIDE_TARGET = (*ATTACHED, "layer_skip", "early_exit")
 """Proposers that live in the target's process, because they draft from what it computes."""
-UNNAMED: tuple[ProposerName, ...] = ("prediction", "prompt_lookup", "draft", *BESIDE_TARGET)
+UNNAMED: tuple[str, ...] = ("prediction", "prompt_lookup", "draft", *BESIDE_TARGET)
 """What is offered, where it can be built, when nothing is named; the embedded heads then are not."""
 
 
@@ -34,6 +34,9 @@ class ServiceSettings(BaseModel):
         None, description="A folder, a .gguf file, org/name[@revision] or a packaged model; None is the embedded one."
     )
     draft: str | None = Field(None, description="The draft model, named like `model`; None is the embedded one's.")
+    draft_quantization: Literal["int8"] | None = Field(
+        None, description="Keep the draft model's weights in int8; None keeps the dtype."
+    )
     eagle: str | None = Field(None, description="The folder of an EAGLE-1 or EAGLE-2 head made for the target.")
     eagle3: str | None = Field(None, description="The folder of an EAGLE-3 head made for the target.")
     medusa: str | None = Field(None, description="The folder of Medusa heads made for the target.")

@@ -7,6 +7,7 @@ after it agreed with the modules on a few tokens.
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from .errors import ModelUnsupportedError
 from .kernels.native import BLOCK_SLOTS, DTYPES, library, pointer
 from .messages import ScoreRow
-from .packed_linear import PackedLinear
+from .packed_linear import Linear, LinearKind, PackedLinear
 from .skipping import NOTHING, Skip
 from .slots import moved_slots
 from .trees import depths, paths
@@ -46,10 +48,10 @@ STEADY_ROPE = ("default", "linear", "llama3", "yarn")
 class Layer:
     """One decoder layer; a norm that the family lacks is None."""
 
-    qkv: PackedLinear
-    output: PackedLinear
-    gate_up: PackedLinear
-    down: PackedLinear
+    qkv: Linear
+    output: Linear
+    gate_up: Linear
+    down: Linear
     pre_attention: torch.Tensor | None
     post_attention: torch.Tensor | None
     pre_mlp: torch.Tensor | None
@@ -243,15 +245,21 @@ def _paths(
 
 
 def fused_trunk(
-    trunk: Any, config: Any, dtype: torch.dtype, max_positions: int, num_pages: int, page_tokens: int
-) -> FusedTrunk | None:
-    """Return the fused form of `trunk`, or None where there is none; the caller then runs the modules."""
+    trunk: Any, config: Any, dtype: torch.dtype, max_positions: int, num_pages: int, page_tokens: int,
+    linear: LinearKind = PackedLinear,
+) -> FusedTrunk | None:  # fmt: skip
+    """Return the fused form of `trunk`, or None where there is none; the caller then runs the modules.
+
+    Raises: ModelUnsupportedError where there is none and `linear` rounds weights, which the modules do not.
+    """
     reason = _unsuitable(trunk, config, dtype, page_tokens)
+    if reason is not None and linear is not PackedLinear:
+        raise ModelUnsupportedError(f"there are no int8 weights for this model here: {reason}")
     if reason is not None:
         LOG.info("the modules' own forward is used: %s", reason)
         return None
     sizes = _sizes(trunk, config)
-    layers = [_layer(trunk, layer, config, dtype, max_positions) for layer in trunk.layers]
+    layers = [_layer(trunk, layer, config, dtype, max_positions, linear) for layer in trunk.layers]
     return FusedTrunk(trunk.embed_tokens, layers, trunk.norm.weight.detach(), sizes, num_pages, page_tokens)
 
 
@@ -299,15 +307,16 @@ def _weight(module: Any, name: str) -> torch.Tensor | None:
     return None if found is None else found.weight.detach()
 
 
-def _merged(*modules: nn.Linear) -> PackedLinear:
+def _merged(linear: LinearKind, *modules: nn.Linear) -> Linear:
     weight = torch.cat([module.weight.detach() for module in modules])
     biases = [module.bias for module in modules]
     bias = None if biases[0] is None else torch.cat([one.detach() for one in biases])
-    return PackedLinear(weight, bias)
+    return linear(weight, bias)
 
 
-def _layer(trunk: Any, layer: Any, config: Any, dtype: torch.dtype, max_positions: int) -> Layer:
+def _layer(trunk: Any, layer: Any, config: Any, dtype: torch.dtype, max_positions: int, linear: LinearKind) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
+    merged = partial(_merged, linear)
     fused = hasattr(attention, "qkv_proj")
     sandwich = hasattr(layer, "pre_feedforward_layernorm")
     after = not hasattr(layer, "input_layernorm")
@@ -315,10 +324,10 @@ def _layer(trunk: Any, layer: Any, config: Any, dtype: torch.dtype, max_position
     table_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     window = getattr(attention, "sliding_window", getattr(config, "sliding_window", None))
     return Layer(
-        qkv=_merged(attention.qkv_proj) if fused else _merged(attention.q_proj, attention.k_proj, attention.v_proj),
-        output=_merged(attention.o_proj),
-        gate_up=_merged(mlp.gate_up_proj) if hasattr(mlp, "gate_up_proj") else _merged(mlp.gate_proj, mlp.up_proj),
-        down=_merged(mlp.down_proj),
+        qkv=merged(attention.qkv_proj) if fused else merged(attention.q_proj, attention.k_proj, attention.v_proj),
+        output=merged(attention.o_proj),
+        gate_up=merged(mlp.gate_up_proj) if hasattr(mlp, "gate_up_proj") else merged(mlp.gate_proj, mlp.up_proj),
+        down=merged(mlp.down_proj),
         pre_attention=_weight(layer, "input_layernorm"),
         post_attention=_weight(layer, "post_attention_layernorm") if sandwich or after else None,
         pre_mlp=_weight(layer, "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm")

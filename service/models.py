@@ -13,7 +13,7 @@ from .attention import ATTENTION_NAME, register_attention
 from .errors import ModelUnsupportedError
 from .families import check_config, logit_scale, max_positions
 from .messages import AttachedName
-from .packed_linear import Head
+from .packed_linear import Head, LinearKind, PackedLinear
 from .sources import ModelSource, local_folder, parse_source
 
 DtypeName = Literal["auto", "bfloat16", "float32", "float64"]
@@ -103,9 +103,9 @@ def load_model(model: ModelSource | Path | str, dtype: torch.dtype, device: Devi
     return LoadedModel(trunk, head, whole.config.get_text_config(), dtype, _shape(folder, config))
 
 
-def head_of(model: LoadedModel) -> Head:
+def head_of(model: LoadedModel, linear: LinearKind = PackedLinear) -> Head:
     """Return a model's head, laid out for its device."""
-    return Head(model.head, getattr(model.config, "final_logit_softcapping", None))
+    return Head(model.head, getattr(model.config, "final_logit_softcapping", None), linear)
 
 
 def load_tokenizer(model: ModelSource | Path | str) -> PreTrainedTokenizerFast:

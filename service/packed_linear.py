@@ -4,6 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from .int8_linear import Int8Linear
 from .kernels.native import DTYPES, library
 
 PANEL = 32
@@ -37,6 +38,10 @@ class PackedLinear:
         return out
 
 
+Linear = PackedLinear | Int8Linear
+LinearKind = type[PackedLinear] | type[Int8Linear]
+
+
 def panels(weight: torch.Tensor) -> torch.Tensor:
     """Return `weight` [out, in] as the kernel reads it: panels of 32 outputs, all of them for one input side by side.
 
@@ -54,12 +59,12 @@ def panels(weight: torch.Tensor) -> torch.Tensor:
 class Head:
     """The LM head: logits of hidden states, soft cap included."""
 
-    def __init__(self, module: nn.Module, softcap: float | None) -> None:
+    def __init__(self, module: nn.Module, softcap: float | None, linear: LinearKind = PackedLinear) -> None:
         weight = module.weight
         assert isinstance(weight, torch.Tensor)
         bias = getattr(module, "bias", None)
         self.device = weight.device
-        self._linear = PackedLinear(weight.detach(), None if bias is None else bias.detach())
+        self._linear = linear(weight.detach(), None if bias is None else bias.detach())
         self._softcap = softcap
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -131,6 +131,9 @@ def _serve(parser: Parser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--config", metavar="FILE", help="YAML of settings, named as in ServiceSettings; flags win")
     parser.add_argument("--draft", metavar="MODEL", help="the draft model, named like MODEL (default: the embedded's)")
+    parser.add_argument(
+        "--draft-quantization", choices=("int8",), help="keep the draft model's weights so (default: as --dtype)"
+    )
     for name, what in HEADS.items():
         parser.add_argument(f"--{name}", metavar="DIR", help=f"{what} made for MODEL")
     parser.add_argument(

@@ -6,6 +6,7 @@ import torch
 
 from ..messages import DraftBatch, ProposeBatch, ProposeRow, ScoreRow
 from ..models import LoadedModel, head_of
+from ..packed_linear import LinearKind, PackedLinear
 from ..paged_model import PagedModel
 from ..pages import OutOfPagesError, PageAllocator
 from ..vocabularies import SharedVocabulary
@@ -29,7 +30,7 @@ class DraftModelProposer:
     function of the tokens before it, and those are compared before it is reused.
 
     `vocabulary` is for a model whose token ids are not the target's. Ids that only one of two padded vocabularies has
-    are never drafted, and where one is committed there is no draft.
+    are never drafted, and where one is committed there is no draft. `linear` is how the model's weights are kept.
     """
 
     name = "draft"
@@ -41,12 +42,13 @@ class DraftModelProposer:
         num_pages: int = 1024,
         page_tokens: int = 16,
         vocabulary: SharedVocabulary | None = None,
+        linear: LinearKind = PackedLinear,
     ) -> None:
         self._vocabulary = vocabulary
         self._vocab_size = model.shape.vocab_size
         self._target_vocab_size = target_vocab_size
-        self._paged = PagedModel(model, num_pages, page_tokens)
-        self._head = head_of(model)
+        self._paged = PagedModel(model, num_pages, page_tokens, linear=linear)
+        self._head = head_of(model, linear)
         self._max_positions = model.shape.max_positions
         self._allocator = PageAllocator(num_pages, page_tokens)
         self._held: dict[str, _Held] = {}

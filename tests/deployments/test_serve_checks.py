@@ -177,7 +177,6 @@ def test_a_proposer_that_is_named_and_cannot_be_built_is_told_what_it_needs(
 def test_the_embedded_targets_own_heads_are_offered_by_name_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "eagle3").mkdir()
     for name in ("target", "draft", "eagle3"):
         (tmp_path / name).mkdir()
     monkeypatch.setattr("specserve.deployments.settings.embedded_dir", lambda name: tmp_path / name)
