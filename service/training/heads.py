@@ -63,8 +63,7 @@ def train_head(
     run_dir: Path,
 ) -> tuple[Point, Shares]:
     """Train `head` in place; return where it ended and what of its drafts the target would accept."""
-    compiled = torch.compile(loss_fn, dynamic=False)
-    point = train(head, compiled, TokenStream(dataset.train_ids, recipe.seed), recipe, run_dir / recipe.name)
+    point = train(head, loss_fn, TokenStream(dataset.train_ids, recipe.seed), recipe, run_dir / recipe.name)
     head.eval()
     found = [matches_fn(part) for part in held_out_windows(dataset.held_out_ids).split(WINDOWS_AT_ONCE)]
     return point, tuple(torch.stack(found).mean(0).tolist())

@@ -17,8 +17,8 @@ from .loop import Phase, Point, Recipe
 MEDUSA_RECIPE = Recipe(
     name="medusa",
     seed=20_261_203,
-    num_steps=600,
-    batch_tokens=4096,
+    num_steps=400,
+    batch_tokens=2048,
     lr=3e-3,
     weight_decay=0.05,
     warmup_steps=40,

@@ -16,8 +16,8 @@ from .loop import Phase, Point, Recipe
 MTP_RECIPE = Recipe(
     name="mtp",
     seed=20_261_204,
-    num_steps=900,
-    batch_tokens=4096,
+    num_steps=450,
+    batch_tokens=2048,
     lr=3e-3,
     weight_decay=0.05,
     warmup_steps=40,
