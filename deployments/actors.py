@@ -13,6 +13,7 @@ from specserve.service.torch_thread import torch_thread
 from specserve.service.verifier import Verifier
 
 from .cell import draft_proposer, model_grammars, target_and_attached
+from .heap import freeze_heap
 from .hosts import Address, ProposerHost, TargetHost, VerifierHost
 from .scaling import proposer_autoscaling
 from .settings import ServiceSettings
@@ -34,11 +35,12 @@ def node_address() -> str:
 
 
 class _Listening:
-    """Starts a host's server once and remembers where it listens."""
+    """Starts a host's server once and remembers where it listens; nothing large is made in the process after it."""
 
     def __init__(self, host: TargetHost | VerifierHost | ProposerHost) -> None:
         self._host = host
         self._address: Address | None = None
+        freeze_heap()
 
     async def address(self) -> Address:
         if self._address is None:

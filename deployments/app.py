@@ -26,6 +26,7 @@ from .cellreport import cell_report
 from .controlplane import ControllerDeployment, RemoteController
 from .credentials import Credentials
 from .exchange import Follower
+from .heap import freeze_heap
 from .pace import Pace
 from .planning import PolicyPlanner
 from .remote import Address, ProposerLink, RemoteProposerPort, RemoteRoundPort
@@ -91,6 +92,7 @@ class EngineDeployment:
         self._backend.peers = partial(reached.metrics, cell_id)
         await follower.once()
         await self._backend.start()
+        freeze_heap()
         self._ready, self._pace = True, Pace(self._backend.engine.counters, self._planner.tpot_slo_ms)
         self._backend.export_telemetry()
         current.install(self._backend, gate)

@@ -19,6 +19,7 @@ from specserve.service.models import read_shape
 from specserve.service.proposers.checkpoint import read_config
 
 from .credentials import ADMIN_KEY_VARIABLE, Credentials, load_admin_key, load_key_file
+from .heap import freeze_heap
 from .settings import ServiceSettings, load_policy, load_settings
 from .startup import governing_name, prepared_store, with_admin
 
@@ -172,6 +173,7 @@ def _run_inline(settings: ServiceSettings) -> int:
         while not server.started and not serving.done():
             await asyncio.sleep(0.05)
         if server.started:
+            freeze_heap()
             print(ready_line(settings), flush=True)
         await serving
         for task in (admin, following):
