@@ -29,7 +29,7 @@ from specserve.service.proposers.draft_model import DraftModelProposer
 from specserve.service.proposers.prediction import PredictionProposer
 from specserve.service.proposers.prompt_lookup import PromptLookupProposer
 from specserve.service.proposers.self_draft import SelfDraftProposer, check_layers
-from specserve.service.proposers.suffix import SuffixProposer
+from specserve.service.proposers.suffix import SuffixLimits, SuffixProposer
 from specserve.service.target import Target
 from specserve.service.torch_thread import torch_thread
 from specserve.service.verifier import Verifier
@@ -98,7 +98,8 @@ def model_grammars(settings: ServiceSettings, shape: ModelShape) -> Grammars:
 
 def local_proposer_ports(settings: ServiceSettings) -> dict[str, ProposerPort]:
     """Return ports to the proposers in the engine's own process: those without a model, and users' own."""
-    built: tuple[Proposer, ...] = (PredictionProposer(), PromptLookupProposer(), SuffixProposer())
+    suffix = SuffixProposer(SuffixLimits(chain=settings.suffix_drafts == "chain"))
+    built: tuple[Proposer, ...] = (PredictionProposer(), PromptLookupProposer(), suffix)
     ports: dict[str, ProposerPort] = {
         one.name: DirectProposerPort(one) for one in built if one.name in settings.usable_proposers
     }

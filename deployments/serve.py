@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
@@ -14,7 +15,7 @@ from pathlib import Path
 import httpx
 import uvicorn
 
-from specserve.service.errors import SpecserveError
+from specserve.service.errors import BadRequestError, SpecserveError
 from specserve.service.models import read_shape
 from specserve.service.proposers.checkpoint import read_config
 
@@ -41,6 +42,16 @@ def settings_from(args: argparse.Namespace) -> ServiceSettings:
     """Return the settings that the command line (over a `--config` file) asks for."""
     stated = {name: getattr(args, name, None) for name in ServiceSettings.model_fields}
     return load_settings(args.config, {name: value for name, value in stated.items() if value is not None})
+
+
+def buildable(args: argparse.Namespace, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those of the proposers `names` that can be built of what the command line says of models and layers."""
+    found: list[str] = []
+    for name in names:
+        settings = settings_from(argparse.Namespace(**{**vars(args), "proposers": (name,), "config": None}))
+        with contextlib.suppress(BadRequestError):
+            found += settings.usable_proposers
+    return tuple(found)
 
 
 def check(settings: ServiceSettings) -> None:

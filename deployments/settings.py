@@ -45,6 +45,7 @@ class ServiceSettings(BaseModel):
         None, description="Layers that the target leaves out to draft for itself, or a file of `train layer_skip`."
     )
     early_exit: int | None = Field(None, ge=1, description="Layers after which the target drafts for itself.")
+    suffix_drafts: Literal["tree", "chain"] = Field("tree", description="What suffix decoding drafts.")
     proposers: tuple[ProposerName | PluginPath, ...] | None = Field(
         None, description="What may draft; None is all that was given but suffix and the embedded target's own heads."
     )

@@ -22,16 +22,56 @@ def missed(cells: Sequence[Cell], strict: bool = False) -> list[str]:
         if cell.mode == "adaptive":
             found += _slow(cell.ratios.to_plain, PLAIN_BUDGET, "plain", where, strict)
             found += _slow(cell.ratios.to_best_fixed, FIXED_BUDGET, "the best fixed gamma", where, strict)
-        if cell.differing:
-            found.append(
-                f"{cell.mode} differs from plain's text in {cell.differing} of {cell.num_requests} requests {where}; "
-                "the budget is 0."
-            )
+        found += _differing(cell, where)
     if strict and not any(cell.mode == "adaptive" for cell in cells):
         found.append("adaptive was not measured, so its budgets could not be checked.")
+    return found + _uncompared(cells, strict)
+
+
+def outdone(cells: Sequence[Cell], strict: bool = False) -> list[str]:
+    """Return one sentence for each budget that a proposer misses where each was measured by itself.
+
+    Suffix decoding looks at what prompt lookup looks at and at the session's other answers too: where texts come again
+    it must emit as many tokens a round, each at its best draft length.
+    """
+    found: list[str] = []
+    levels = list(dict.fromkeys(cell.concurrency for cell in cells))
+    for level in levels:
+        most = {name: _most_tokens(cells, level, name) for name in ("suffix", "prompt_lookup")}
+        suffix, lookup = most["suffix"], most["prompt_lookup"]
+        where = f"on repeated at concurrency {level}"
+        if suffix is not None and lookup is not None and suffix < lookup:
+            found.append(f"suffix emits {suffix:.2f} tokens a round {where}, prompt_lookup {lookup:.2f}.")
+        elif strict and (suffix is None or lookup is None):
+            found.append(f"suffix could not be compared with prompt_lookup {where}.")
+    for cell in cells:
+        found += _differing(cell, f"on {cell.workload} at concurrency {cell.concurrency}")
+    return found + _uncompared(cells, strict)
+
+
+def _most_tokens(cells: Sequence[Cell], concurrency: int, proposer: str) -> float | None:
+    found = [
+        cell.figures.tokens_per_round
+        for cell in cells
+        if (cell.workload, cell.concurrency) == ("repeated", concurrency)
+        and (cell.proposer or "").partition(":")[0] == proposer
+    ]
+    return max((one for one in found if one is not None), default=None)
+
+
+def _differing(cell: Cell, where: str) -> list[str]:
+    if not cell.differing:
+        return []
+    return [
+        f"{cell.name} differs from plain's text in {cell.differing} of {cell.num_requests} requests {where}; "
+        "the budget is 0."
+    ]
+
+
+def _uncompared(cells: Sequence[Cell], strict: bool) -> list[str]:
     if strict and any(cell.differing is None for cell in cells):
-        found.append("texts were not compared with plain's, which needs the mode plain and temperature 0.")
-    return found
+        return ["texts were not compared with plain's, which needs the mode plain and temperature 0."]
+    return []
 
 
 def _slow(ratio: float | None, budget: float, other: str, where: str, strict: bool) -> list[str]:
@@ -43,7 +83,7 @@ def _slow(ratio: float | None, budget: float, other: str, where: str, strict: bo
 def doubts(cells: Sequence[Cell], rivals: Sequence[RivalCell]) -> list[str]:
     """Return one sentence for each thing seen that makes figures worth less than they look."""
     found: list[str] = []
-    cached = [cell for cell in cells if cell.figures.cached_prompt_tokens]
+    cached = [cell for cell in cells if cell.figures.cached_prompt_tokens and cell.workload != "repeated"]
     if cached:
         found.append(
             f"In {len(cached)} of {len(cells)} cells the server found prompts in its prefix cache, so that passes of "

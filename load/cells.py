@@ -9,12 +9,18 @@ from .figures import Figures, Pass, Ratios, figures, medians, num_differing, rat
 from .rival import PREFIX
 
 
+def contestant_name(mode: str, proposer: str | None) -> str:
+    """Return what a mode is called among others, when it drafts with `proposer` alone."""
+    return mode if proposer is None else f"{proposer} {mode}"
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """The medians of one workload in one mode.
 
     `differing` counts the requests of a pass whose greedy text is, in any repeat, not that of plain decoding's first
-    repeat; plain itself is held to it too. None when not greedy, or when plain was not run.
+    repeat; plain itself is held to it too. None when not greedy, or when plain was not run. `proposer` is the only one
+    that was asked, where each is measured by itself.
     """
 
     workload: str
@@ -24,6 +30,12 @@ class Cell:
     ratios: Ratios
     num_requests: int
     differing: int | None = None
+    proposer: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The mode, with its proposer where that was chosen."""
+        return contestant_name(self.mode, self.proposer)
 
     def as_json(self) -> dict[str, Any]:
         """Return the cell as the `--json` report holds it; GPU memory is not visible here, hence null."""
@@ -31,6 +43,7 @@ class Cell:
             "workload": self.workload,
             "concurrency": self.concurrency,
             "mode": self.mode,
+            "proposer": self.proposer,
             **asdict(self.figures),
             "gpu_mb": None,
             "ratio_to_plain": self.ratios.to_plain,
@@ -55,13 +68,13 @@ class RivalCell:
 def cells_of(
     workload: str, concurrency: int, passes: Mapping[str, Sequence[Pass]], greedy: bool
 ) -> tuple[list[Cell], list[RivalCell]]:
-    """Return a cell for each mode and one for each of transformers' settings among `passes`, in their order."""
+    """Return a cell for each of our modes and one for each of transformers' settings in `passes`, in their order."""
     ours = {name: found for name, found in passes.items() if not name.startswith(PREFIX)}
     theirs = {name.removeprefix(PREFIX): found for name, found in passes.items() if name.startswith(PREFIX)}
-    by_mode = {mode: medians([figures(one) for one in found]) for mode, found in ours.items()}
+    by_name = {name: medians([figures(one) for one in found]) for name, found in ours.items()}
     by_setting = {setting: medians([figures(one) for one in found]) for setting, found in theirs.items()}
     found_ratios = ratios(
-        {mode: one.tokens_per_s for mode, one in by_mode.items()},
+        {name: one.tokens_per_s for name, one in by_name.items()},
         {setting: one.tokens_per_s for setting, one in by_setting.items()},
     )
     reference = ours["plain"][0] if greedy and "plain" in ours else None
@@ -69,13 +82,14 @@ def cells_of(
         Cell(
             workload,
             concurrency,
-            mode,
-            by_mode[mode],
-            found_ratios[mode],
+            name.rpartition(" ")[2],
+            by_name[name],
+            found_ratios[name],
             len(found[0].samples),
             None if reference is None else num_differing(found, reference),
+            name.rpartition(" ")[0] or None,
         )
-        for mode, found in ours.items()
+        for name, found in ours.items()
     ]
     return cells, [
         RivalCell(workload, concurrency, setting, one.tokens_per_s, one.others_cpu_share)

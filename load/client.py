@@ -2,21 +2,26 @@
 
 import asyncio
 import json
+import re
 import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from .errors import LoadError
 from .figures import Pass, Sample
-from .prompts import Prompt, as_completion, cut
+from .prompts import Prompt, as_completion, cut, sessions
 from .stream import json_object, read_sample
 from .wire import Answer, Origin, Piece, exchange, parse_url, read_answer, request_bytes
 
 Speculation = dict[str, str | int]
 PROBE_CHARS = 8000
 PROBE_TIMEOUT_S = 120.0
+PREDICTION = "prediction"
+"""The proposer that needs a request with a prediction."""
+OFFERED = re.compile(r'^specserve_proposer_available\{.*proposer="([^"]+)"', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,11 @@ class Client:
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise LoadError(f"The server at {self._origin.url} does not describe its model.") from error
 
+    def proposers(self) -> tuple[str, ...]:
+        """Return the names of those that may draft, as the server's metrics tell; none where they do not."""
+        said = self._fetch("GET", "/metrics").body.decode(errors="replace")
+        return tuple(dict.fromkeys(OFFERED.findall(said)))
+
     def fitted(self, found: Sequence[Prompt], facts: ServerFacts, max_tokens: int) -> tuple[Prompt, ...]:
         """Return the prompts as this model can take them.
 
@@ -95,11 +105,17 @@ class Client:
         )
 
     def run_pass(self, model: str, found: Sequence[Prompt], concurrency: int, ask: Ask) -> Pass:
-        """Return the timed answers to `found`, `concurrency` of them in flight at any time. Raises LoadError."""
-        salt = secrets.token_hex(8)
+        """Return the timed answers to `found`, `concurrency` of them in flight at any time. Raises LoadError.
+
+        Those of a session are never in flight together, and share their scope in the server's caches.
+        """
+        salt, seeds = secrets.token_hex(8), count()
         requests = [
-            request_bytes(self._origin, "POST", *_body(model, prompt, ask, seed, f"{salt}-{seed}"))
-            for seed, prompt in enumerate(found)
+            [
+                request_bytes(self._origin, "POST", *_body(model, prompt, ask, next(seeds), f"{salt}-{place}"))
+                for prompt in group
+            ]
+            for place, group in enumerate(sessions(found))
         ]
         started, cpu_before = time.perf_counter(), time.process_time()
         received = asyncio.run(self._drive(requests, concurrency))
@@ -133,16 +149,17 @@ class Client:
 
         return tuple(asyncio.run(main()))
 
-    async def _drive(self, requests: Sequence[bytes], concurrency: int) -> list[list[Piece]]:
-        received: list[list[Piece]] = [[] for _ in requests]
+    async def _drive(self, requests: Sequence[Sequence[bytes]], concurrency: int) -> list[list[Piece]]:
+        received: list[list[list[Piece]]] = [[] for _ in requests]
         waiting = iter(enumerate(requests))
 
         async def work() -> None:
-            for place, request in waiting:
-                received[place] = await exchange(self._origin, request, self._timeout_s)
+            for place, group in waiting:
+                for request in group:
+                    received[place].append(await exchange(self._origin, request, self._timeout_s))
 
         await asyncio.gather(*(work() for _ in range(min(concurrency, len(requests)))))
-        return received
+        return [pieces for group in received for pieces in group]
 
     def _has_chat(self, model: str) -> bool:
         asked = {"model": model, "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
@@ -182,6 +199,8 @@ def _body(model: str, prompt: Prompt, ask: Ask, seed: int, salt: str) -> tuple[s
     }
     if ask.tier is not None:
         body["service_tier"] = ask.tier
+    if prompt.prediction is not None and ask.speculation.get("proposer") == PREDICTION:
+        body["prediction"] = {"type": "content", "content": prompt.prediction}
     if prompt.kind == "chat":
         path, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": prompt.text}]
     else:

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +13,29 @@ from .server import Placement
 
 SWEEP_CONCURRENCY = (1, 4, 16)
 SWEEP_MODES = ("plain", "fixed:2", "fixed:4", "fixed:8", "adaptive")
+ALL = "all"
+"""Stands for every proposer that a running server offers."""
+PROPOSER_WORKLOADS: tuple[WorkloadName, ...] = ("copy_heavy", "code", "open_ended", "repeated")
+PROPOSER_CONCURRENCY = (1, 8)
+PROPOSER_MODES = ("fixed:2", "fixed:4", "fixed:8")
+VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "suffix": {shape: ("--suffix-drafts", shape) for shape in ("tree", "chain")},
+    "draft": {"int8": ("--draft-quantization", "int8")},
+    **dict.fromkeys(
+        ("eagle", "eagle3", "medusa", "mtp"), {shape: ("--head-drafts", shape) for shape in ("tree", "chain")}
+    ),
+}
+"""In which ways a proposer may be served, and how `specserve serve` is told; without a tree, the plain name is one."""
+SERVE_FLAGS = ("draft", "eagle", "eagle3", "medusa", "mtp", "layer_skip", "early_exit")
+"""What `specserve serve` is told of models and layers that draft."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a bench run does. Without `url` it serves `model` (None: the embedded one) itself."""
+    """What a bench run does. Without `url` it serves `model` (None: the embedded one) itself, with `serve_flags`.
+
+    With `proposers` each of these is measured by itself beside plain decoding; `suffix:chain` is one, too.
+    """
 
     model: str | None = None
     url: str | None = None
@@ -29,6 +48,8 @@ class Plan:
     max_tokens: int = 128
     temperature: float = 0.0
     proposer: str | None = None
+    proposers: tuple[str, ...] = ()
+    serve_flags: tuple[str, ...] = ()
     against_transformers: bool = False
     json_path: Path | None = None
     report_dir: Path | None = None
@@ -39,18 +60,14 @@ class Plan:
         """True when texts of different modes must be equal."""
         return self.temperature == 0
 
-    def num_requests(self, concurrency: int) -> int:
-        """Requests of one pass: every prompt, and no fewer than are to be in flight."""
-        return max(self.num_prompts, concurrency)
-
 
 def plan_from(args: argparse.Namespace) -> Plan:
     """Return the plan that the command line asks for. Raises LoadError for a mode, workload or file that cannot be."""
-    usual = Plan(workloads=WORKLOADS, concurrency=SWEEP_CONCURRENCY, modes=SWEEP_MODES) if args.sweep else Plan()
+    usual = _usual(args)
     plan = Plan(
         model=args.model,
         url=args.url,
-        placement=args.placement,
+        placement=args.placement or usual.placement,
         workloads=tuple(dict.fromkeys(workload_name(name) for name in args.workloads or usual.workloads)),
         concurrency=tuple(dict.fromkeys(args.concurrency or usual.concurrency)),
         modes=tuple(dict.fromkeys(args.modes or usual.modes)),
@@ -59,6 +76,8 @@ def plan_from(args: argparse.Namespace) -> Plan:
         max_tokens=args.max_tokens,
         temperature=args.temperature,
         proposer=args.proposer,
+        proposers=_proposers(args),
+        serve_flags=_serve_flags(args),
         against_transformers=args.against == "transformers",
         json_path=None if args.json is None else Path(args.json),
         report_dir=None if args.report is None else Path(args.report),
@@ -66,8 +85,80 @@ def plan_from(args: argparse.Namespace) -> Plan:
     )
     for mode in plan.modes:
         speculation(mode)
+    if args.proposers is not None:
+        _check_proposers(args, plan)
     _check_files(plan)
     return plan
+
+
+def _usual(args: argparse.Namespace) -> Plan:
+    """Return what is done where the command line says nothing else."""
+    if args.proposers is not None:
+        return Plan(
+            placement="inline",
+            workloads=PROPOSER_WORKLOADS,
+            concurrency=PROPOSER_CONCURRENCY,
+            modes=PROPOSER_MODES,
+        )
+    if args.sweep:
+        return Plan(workloads=WORKLOADS, concurrency=SWEEP_CONCURRENCY, modes=SWEEP_MODES)
+    return Plan()
+
+
+def variant_of(proposer: str) -> tuple[str, tuple[str, ...]]:
+    """Return the name in `eagle3:tree` and the flags that make it so; none for what has no variants."""
+    name, _, variant = proposer.partition(":")
+    flags = VARIANTS.get(name, {}).get(variant)
+    return (proposer, ()) if flags is None else (name, flags)
+
+
+def _proposers(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return what is measured, in all its variants where `all` is asked for.
+
+    Raises: LoadError for a proposer that lacks what it needs.
+    """
+    wanted: tuple[str, ...] = tuple(dict.fromkeys(args.proposers or ()))
+    if args.url is not None or not wanted:
+        return wanted
+    if wanted == (ALL,):
+        return tuple(one for name in args.buildable for one in _variants(name))
+    names = {one: variant_of(one)[0] for one in wanted}
+    lacking = [one for one, name in names.items() if ":" not in name and name not in args.buildable]
+    if lacking:
+        raise LoadError(
+            f"{', '.join(lacking)} cannot be built of what is given, but {', '.join(args.buildable)}; `specserve "
+            "proposers` says what each needs."
+        )
+    return wanted
+
+
+def _variants(name: str) -> tuple[str, ...]:
+    """Return every variant of a proposer, its plain name where that is one of them."""
+    variants = VARIANTS.get(name, {})
+    named = tuple(f"{name}:{variant}" for variant in variants)
+    return named if "tree" in variants else (name, *named)
+
+
+def _serve_flags(args: argparse.Namespace) -> tuple[str, ...]:
+    given = {name: getattr(args, name) for name in SERVE_FLAGS if getattr(args, name) is not None}
+    flags: list[str] = []
+    for name, value in given.items():
+        flags += (f"--{name.replace('_', '-')}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value))
+    return tuple(flags)
+
+
+def _check_proposers(args: argparse.Namespace, plan: Plan) -> None:
+    """Raise LoadError for what cannot be done with each proposer by itself."""
+    if not plan.proposers:
+        raise LoadError("--proposers names no proposer; `specserve proposers` lists them.")
+    if args.sweep or plan.proposer is not None:
+        raise LoadError("--proposers measures each by itself; leave --sweep and --proposer out.")
+    if all(mode == "plain" for mode in plan.modes):
+        raise LoadError("--proposers needs a mode that speculates, like fixed:4; plain is measured anyway.")
+    if plan.url is None and plan.placement == "actors":
+        raise LoadError("--proposers starts a server for each, all at once, so it needs --placement inline.")
+    if plan.url is not None and (plan.serve_flags or any(variant_of(one)[1] for one in plan.proposers)):
+        raise LoadError("--url measures a server that is running: it was told what drafts when it was started.")
 
 
 def _check_files(plan: Plan) -> None:

@@ -9,10 +9,10 @@ from .cells import Cell, RivalCell
 
 
 class Progress:
-    """Counts requests on stderr."""
+    """Counts requests, or whatever else takes its time, on stderr."""
 
-    def __init__(self, total: int) -> None:
-        self._bar: tqdm[Any] | None = tqdm(total=total, unit="request") if sys.stderr.isatty() else None
+    def __init__(self, total: int, unit: str = "request") -> None:
+        self._bar: tqdm[Any] | None = tqdm(total=total, unit=unit) if sys.stderr.isatty() else None
 
     def begin(self, what: str) -> None:
         """Say what is being measured now."""
@@ -24,6 +24,13 @@ class Progress:
         if self._bar is not None:
             self._bar.update(num_requests)
 
+    def started(self, what: str) -> None:
+        """Count one thing that has started, and name it."""
+        self.begin(what)
+        self.advance(1)
+        if self._bar is None:
+            print(f"started: {what}", file=sys.stderr, flush=True)
+
     def finished(self, cells: list[Cell], rivals: list[RivalCell]) -> None:
         """Show a workload's cells at one concurrency, unless a bar does."""
         if self._bar is not None:
@@ -31,7 +38,7 @@ class Progress:
         for cell in cells:
             rounds, ratio = cell.figures.tokens_per_round, cell.ratios.to_plain
             print(
-                f"{cell.workload} concurrency {cell.concurrency} {cell.mode}: {cell.figures.tokens_per_s:.1f} tokens/s"
+                f"{cell.workload} concurrency {cell.concurrency} {cell.name}: {cell.figures.tokens_per_s:.1f} tokens/s"
                 + ("" if rounds is None else f", {rounds:.2f} tokens/round")
                 + ("" if ratio is None else f", {ratio:.2f} x plain"),
                 file=sys.stderr,

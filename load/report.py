@@ -14,6 +14,8 @@ from .client import ServerFacts
 from .hardware import commit, hardware
 from .plan import Plan
 from .plot import draw
+from .ranking import MEANINGS as RANKING_MEANINGS
+from .ranking import ranking, standings
 
 PLOT_NAME = "throughput.png"
 
@@ -48,6 +50,7 @@ def document(run: Run, missed: Sequence[str]) -> dict[str, Any]:
         "missed": list(missed),
         "doubts": doubts(run.cells, run.rivals),
         "cells": [cell.as_json() for cell in run.cells],
+        "proposers": [one.as_json() for one in standings(run.cells)] if plan.proposers else [],
         "transformers": {"versions": run.versions, "cells": [asdict(one) for one in run.rivals]},
     }
 
@@ -77,7 +80,7 @@ def _row(cell: Cell) -> tuple[str, ...]:
     return (
         cell.workload,
         str(cell.concurrency),
-        cell.mode,
+        cell.name,
         _shown(cell.figures.tokens_per_s, 1),
         _shown(cell.figures.tokens_per_round, 2),
         _shown(cell.figures.draft_efficiency, 2),
@@ -104,9 +107,12 @@ def _shown(value: float | None, digits: int) -> str:
 
 
 def write_report(run: Run, missed: Sequence[str], folder: Path) -> None:
-    """Write `report.md` into `folder`, and the plot beside it where matplotlib is installed."""
-    drawn = draw(run.cells, run.rivals, folder / PLOT_NAME)
-    if not drawn:
+    """Write `report.md` into `folder`, and the plot beside it where matplotlib is installed.
+
+    Each proposer by itself has no plot: a line for every one at every length says nothing.
+    """
+    drawn = not run.plan.proposers and draw(run.cells, run.rivals, folder / PLOT_NAME)
+    if not drawn and not run.plan.proposers:
         print("specserve bench: there is no plot, since matplotlib is not installed.", file=sys.stderr)
     (folder / "report.md").write_text(markdown(run, missed, PLOT_NAME if drawn else None))
 
@@ -117,13 +123,14 @@ def markdown(run: Run, missed: Sequence[str], plot: str | None) -> str:
     placement = facts.placement or (plan.placement if plan.url is None else "unknown placement")
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
     parts = [
-        f"# {facts.model}: plain, fixed and adaptive speculation",
+        f"# {facts.model}: {'each proposer by itself' if plan.proposers else 'plain, fixed and adaptive speculation'}",
         f"{run.date}, commit `{commit()}`, specserve {facts.version}. {facts.dtype or 'unknown dtype'}, {placement}, "
         f"{'greedy' if plan.greedy else f'temperature {plan.temperature}'}, {plan.max_tokens} new tokens a request, "
         f"medians of {plan.repeats} interleaved repeats. {machine['cores']} cores of {machine['cpu']}, "
         f"{machine['memory_gb']} GB, {machine['system']}." + (f" Compared with {versions}." if versions else ""),
         f"```sh\n{command()}\n```",
         f"![Tokens per second and ratios]({plot})" if plot is not None else "",
+        *(("## Proposers", ranking(run.cells), RANKING_MEANINGS) if plan.proposers else ()),
         "## Budgets",
         _listed(missed) or "None was missed.",
         _listed(doubts(run.cells, run.rivals)),

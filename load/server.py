@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -38,18 +38,19 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def serve_command(model: str | None, placement: Placement, port: int) -> list[str]:
-    """Return the command that serves `model` (None: the embedded one) on `port`."""
+def serve_command(model: str | None, placement: Placement, port: int, flags: Sequence[str] = ()) -> list[str]:
+    """Return the command that serves `model` (None: the embedded one) on `port`, with further `flags`."""
     named = [] if model is None else [model]
     ports = ["--port", str(port), "--admin-port", "0"]
-    return [sys.executable, "-m", "specserve.cli", "serve", *named, "--placement", placement, *ports]
+    return [sys.executable, "-m", "specserve.cli", "serve", *named, "--placement", placement, *ports, *flags]
 
 
 @contextlib.contextmanager
-def serving(command: list[str], port: int) -> Iterator[Server]:
+def serving(command: list[str], port: int, one_of_many: bool = False) -> Iterator[Server]:
     """Run `command` in a session of its own, yield it once it says that it is ready, and stop it at the end.
 
     Raises: LoadError when it ends before it is ready; when it fails then or later, what it last said goes to stderr.
+    `one_of_many` says it only of a server that ended: of the others, nobody knows which one failed.
     """
     with tempfile.TemporaryDirectory(prefix="specserve-bench-") as folder:
         log = Path(folder) / "server.log"
@@ -61,7 +62,7 @@ def serving(command: list[str], port: int) -> Iterator[Server]:
             _wait_ready(process, log)
             yield Server(f"http://127.0.0.1:{port}", process.pid)
         except LoadError as error:
-            if not isinstance(error, RivalError):
+            if not isinstance(error, RivalError) and not (one_of_many and process.poll() is None):
                 _forward(log)
             raise
         finally:

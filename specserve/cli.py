@@ -16,6 +16,18 @@ HEADS = {
     "medusa": "Medusa heads",
     "mtp": "an MTP module (DeepSeek, GLM, Qwen3-Next or MiMo layout)",
 }
+PROPOSERS = {
+    "prediction": "follows the text a request predicts (OpenAI's `prediction`); needs nothing else",
+    "prompt_lookup": "copies what followed the same tokens earlier in the request; needs nothing",
+    "suffix": "continues like the request, or earlier answers of its cache_salt, did; needs nothing",
+    "draft": "a small model, of any vocabulary; needs --draft MODEL, or the embedded target",
+    "eagle": "an EAGLE-1 or EAGLE-2 head, which runs on from the last hidden state; needs --eagle DIR",
+    "eagle3": "an EAGLE-3 head, which reads the target's hidden states at three depths; needs --eagle3 DIR",
+    "medusa": "heads that each guess one token further from one hidden state; needs --medusa DIR",
+    "mtp": "a target's own multi-token prediction module, looped; needs --mtp DIR",
+    "layer_skip": "the target without some of its layers; needs --layer-skip N,N, or a file that training finds",
+    "early_exit": "the target's first layers and its head; needs --early-exit N, and a target trained for it",
+}
 POLICY_HELP = "off, fixed:N, adaptive or a policy file (default: %(default)s)"
 
 
@@ -130,16 +142,13 @@ def _serve(parser: Parser) -> None:
     """Add the flags of ServiceSettings. None is absent, so that a flag wins over the file only where it is given."""
     parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--config", metavar="FILE", help="YAML of settings, named as in ServiceSettings; flags win")
-    parser.add_argument("--draft", metavar="MODEL", help="the draft model, named like MODEL (default: the embedded's)")
+    _drafting(parser)
     parser.add_argument(
         "--draft-quantization", choices=("int8",), help="keep the draft model's weights so (default: as --dtype)"
     )
-    for name, what in HEADS.items():
-        parser.add_argument(f"--{name}", metavar="DIR", help=f"{what} made for MODEL")
     parser.add_argument(
-        "--layer-skip", type=_layers, metavar="N,N|FILE", help="layers that MODEL leaves out to draft for itself"
+        "--suffix-drafts", choices=("tree", "chain"), help="what suffix decoding drafts (default: tree)"
     )
-    parser.add_argument("--early-exit", type=_positive, metavar="N", help="layers after which MODEL drafts for itself")
     parser.add_argument(
         "--proposers",
         type=_comma_separated,
@@ -179,6 +188,17 @@ def _serve(parser: Parser) -> None:
     parser.add_argument("--threads", dest="num_threads", type=_positive, metavar="N", help="of a forward (default: 2)")
 
 
+def _drafting(parser: Parser) -> None:
+    """Add what proposers of a served model need to be told."""
+    parser.add_argument("--draft", metavar="MODEL", help="the draft model, named like MODEL (default: the embedded's)")
+    for name, what in HEADS.items():
+        parser.add_argument(f"--{name}", metavar="DIR", help=f"{what} made for MODEL")
+    parser.add_argument(
+        "--layer-skip", type=_layers, metavar="N,N|FILE", help="layers that MODEL leaves out to draft for itself"
+    )
+    parser.add_argument("--early-exit", type=_positive, metavar="N", help="layers after which MODEL drafts for itself")
+
+
 def _run_serve(args: argparse.Namespace) -> int:
     from specserve.deployments.serve import run
 
@@ -202,16 +222,8 @@ def _run_generate(args: argparse.Namespace) -> int:
 
 
 def _run_proposers(args: argparse.Namespace) -> int:
-    print("prediction     follows the text a request predicts (OpenAI's `prediction`); needs nothing else")
-    print("prompt_lookup  copies what followed the same tokens earlier in the request; needs nothing")
-    print("suffix         continues like the request, or earlier answers of its cache_salt, did; needs nothing")
-    print("draft          a small model, of any vocabulary; needs --draft MODEL, or the embedded target")
-    print("eagle          an EAGLE-1 or EAGLE-2 head, which runs on from the last hidden state; needs --eagle DIR")
-    print("eagle3         an EAGLE-3 head, which reads the target's hidden states at three depths; needs --eagle3 DIR")
-    print("medusa         heads that each guess one token further from one hidden state; needs --medusa DIR")
-    print("mtp            a target's own multi-token prediction module, looped; needs --mtp DIR")
-    print("layer_skip     the target without some of its layers; needs --layer-skip N,N, or a file that training finds")
-    print("early_exit     the target's first layers and its head; needs --early-exit N, and a target trained for it")
+    for name, what in PROPOSERS.items():
+        print(f"{name:13}  {what}")
     print("MODULE:CLASS   your own (specserve.service.plugins shows one); needs a policy or a request that names it")
     if args.paths:
         from specserve.service.plugins import load_plugin
@@ -267,6 +279,7 @@ Examples:
   specserve bench --sweep --json bench.json --report out    every workload, 1, 4 and 16 requests at a time
   specserve bench gemma-3-270m --against transformers   beside transformers' own generate
   specserve bench --url http://127.0.0.1:8000           a server that is running already
+  specserve bench --proposers all --report out          each proposer by itself, beside plain decoding, in one table
 """
 
 
@@ -275,27 +288,40 @@ def _bench(parser: Parser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="what to serve (default: the embedded model)")
     parser.add_argument("--url", help="measure the server there instead of starting one")
     parser.add_argument(
-        "--placement", choices=("inline", "actors"), default="actors", help="of the server started (default: actors)"
+        "--placement",
+        choices=("inline", "actors"),
+        help="of the server started (default: actors; inline with --proposers)",
+    )
+    parser.add_argument(
+        "--proposers",
+        type=_comma_separated,
+        metavar="A,B|all",
+        help="measure each by itself beside plain decoding, NAME:tree and NAME:chain apart (all: what can be built)",
     )
     parser.add_argument(
         "--sweep", action="store_true", help="all workloads, concurrency 1,4,16, modes plain,fixed:2,4,8,adaptive"
     )
     parser.add_argument(
-        "--concurrency", type=_positive_numbers, metavar="N,N", help="requests in flight at a time (default: 1)"
+        "--concurrency",
+        type=_positive_numbers,
+        metavar="N,N",
+        help="requests in flight at a time (default: 1; 1,8 with --proposers)",
     )
     parser.add_argument(
         "--modes",
         type=_comma_separated,
         metavar="A,B",
-        help="plain, fixed:N, adaptive (default: plain,fixed:4,adaptive)",
+        help="plain, fixed:N, adaptive (default: plain,fixed:4,adaptive; fixed:2,4,8 with --proposers)",
     )
     parser.add_argument(
         "--workloads",
         type=_comma_separated,
         metavar="A,B",
-        help="copy_heavy, open_ended, mixed, long_prompt (default: copy_heavy,open_ended)",
+        help="copy_heavy, open_ended, mixed, long_prompt, code, repeated "
+        "(default: copy_heavy,open_ended; with --proposers copy_heavy,code,open_ended,repeated)",
     )
     parser.add_argument("--against", choices=("transformers",), help="measure its generate too, in the same run")
+    _drafting(parser)
     _bench_size(parser)
     _bench_output(parser)
 
@@ -319,6 +345,11 @@ def _bench_output(parser: Parser) -> None:
 def _run_bench(args: argparse.Namespace) -> int:
     from specserve.load.bench import run
 
+    args.buildable = ()
+    if args.proposers and args.url is None:
+        from specserve.deployments.serve import buildable
+
+        args.buildable = buildable(args, tuple(PROPOSERS))
     return run(args)
 
 
@@ -366,7 +397,9 @@ def _load(parser: Parser) -> None:
         help="plain, fixed:N, adaptive (default: adaptive)",
     )
     parser.add_argument(
-        "--workload", default="mixed", help="copy_heavy, open_ended, mixed, long_prompt (default: mixed)"
+        "--workload",
+        default="mixed",
+        help="copy_heavy, open_ended, mixed, long_prompt, code, repeated (default: mixed)",
     )
     parser.add_argument("--max-tokens", type=_positive, default=64, help="new tokens a request (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the arrivals (default: %(default)s)")

@@ -18,7 +18,8 @@ class SuffixLimits:
     """A guess after a match of n tokens has at most `max_factor` * n.
 
     The `max_matches` longest matches guess, each from its `max_places` latest places, which bounds the time. The
-    `shared_size` bounds what all scopes together remember, in tokens and places (about 50 bytes each).
+    `shared_size` bounds what all scopes together remember, in tokens and places (about 50 bytes each). A `chain`
+    follows the likeliest token alone, however many were seen.
     """
 
     max_depth: int = 24
@@ -27,6 +28,7 @@ class SuffixLimits:
     max_matches: int = 8
     max_places: int = 32
     shared_size: int = 400_000
+    chain: bool = False
 
 
 class SharedTexts:
@@ -101,7 +103,7 @@ class SuffixProposer:
         limits, found = self._limits, Guess()
         for length, ends in list(tree.occurrences(context))[-limits.max_matches :]:
             limit = min(gamma, int(length * limits.max_factor + 1e-6))
-            guess = branches(tree.token_ids, ends[-limits.max_places :], limit, limits.min_chance)
+            guess = branches(tree.token_ids, ends[-limits.max_places :], limit, limits.min_chance, limits.chain)
             if guess.score >= found.score:
                 found = guess
         return found if found.score > best.score else best

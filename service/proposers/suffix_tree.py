@@ -107,11 +107,11 @@ class SuffixTree:
         node.num_sorted += len(new)
 
 
-def branches(text: Sequence[int], ends: Sequence[int], limit: int, min_chance: float) -> Guess:
+def branches(text: Sequence[int], ends: Sequence[int], limit: int, min_chance: float, chain: bool = False) -> Guess:
     """Return the `limit` likeliest tokens after `ends`, as a tree: those that the places were followed by.
 
     A token's chance is the share of its parent's places that it follows, times the parent's; none below `min_chance` is
-    taken. Of equally likely ones the one seen last comes first.
+    taken. Of equally likely ones the one seen last comes first. A `chain` goes on from its last token alone.
     """
     left: dict[tuple[int, ...], int] = {}
     for end in reversed(ends):
@@ -124,6 +124,8 @@ def branches(text: Sequence[int], ends: Sequence[int], limit: int, min_chance: f
     _open(open_ends, 0, 0, 1.0, left, min_chance)
     while open_ends and len(drafted) < limit:
         negative, _, node, depth, token, places = heappop(open_ends)
+        if chain:
+            open_ends.clear()
         parents.append(node)
         drafted.append(token)
         score -= negative
