@@ -1,5 +1,6 @@
 """A server that speaks as ours does, without a model; also a program that stands in for `specserve serve`."""
 
+import argparse
 import json
 import os
 import sys
@@ -23,6 +24,7 @@ class FakeModel:
     changed_text_in: str | None = None
     die_after: int | None = None
     cut_streams: bool = False
+    proposers: tuple[str, ...] = ()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -33,7 +35,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         cards = {"data": [{"id": "fake", "max_model_len": self.fake.max_model_len}]}
-        self._whole(cards if self.path == "/v1/models" else self.fake.about)
+        if self.path == "/metrics":
+            named = (f'specserve_proposer_available{{engine="0",proposer="{one}"}} 1.0' for one in self.fake.proposers)
+            self._send("\n".join(["# TYPE specserve_proposer_available gauge", *named, ""]).encode(), 200)
+        else:
+            self._whole(cards if self.path == "/v1/models" else self.fake.about)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -80,7 +86,9 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def _whole(self, answer: dict[str, Any], status: int = 200) -> None:
-        data = json.dumps(answer).encode()
+        self._send(json.dumps(answer).encode(), status)
+
+    def _send(self, data: bytes, status: int) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -97,11 +105,17 @@ def serving(fake: FakeModel, port: int = 0) -> ThreadingHTTPServer:
 
 
 def main() -> None:
-    """Serve on the port given, as `specserve serve` does; the second argument is how many streams to live for."""
-    fake = FakeModel(die_after=int(sys.argv[2]) if len(sys.argv) > 2 else None)
-    server = serving(fake, int(sys.argv[1]))
+    """Serve on the port given, as `specserve serve` does; `--die-after` says how many streams to live for."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("port", type=int)
+    parser.add_argument("--die-after", type=int)
+    parser.add_argument("--proposers", default="")
+    args, _ = parser.parse_known_args()
+    named = tuple(name.rpartition(":")[2].lower() for name in args.proposers.split(",") if name)
+    fake = FakeModel(die_after=args.die_after, proposers=named)
+    server = serving(fake, args.port)
     print("loading ...", file=sys.stderr, flush=True)
-    print(f"specserve: ready at http://127.0.0.1:{sys.argv[1]}", flush=True)
+    print(f"specserve: ready at http://127.0.0.1:{args.port}", flush=True)
     try:
         server.serve_forever()
     except KeyboardInterrupt:

@@ -2,13 +2,14 @@
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specserve.cli import main
-from specserve.load import bench
+from specserve.load import bench, lineup
 from specserve.load.plan import SWEEP_CONCURRENCY, SWEEP_MODES
 from specserve.load.prompts import WORKLOADS
 from specserve.load.rival import rival_command
@@ -32,10 +33,13 @@ def no_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch, serve_program: list[str], rival_program: list[str]) -> dict[str, Any]:
     """Both programs instead of the real ones; a test may change their commands."""
-    commands: dict[str, Any] = {"serve": serve_program, "more": [], "rival": rival_program}
-    monkeypatch.setattr(
-        bench, "serve_command", lambda model, _, port: [*commands["serve"], str(port), *commands["more"]]
-    )
+    commands: dict[str, Any] = {"serve": serve_program, "more": [], "flags": [], "rival": rival_program}
+
+    def command(model: str | None, placement: str, port: int, flags: Sequence[str] = ()) -> list[str]:
+        commands["flags"].append(tuple(flags))
+        return [*commands["serve"], str(port), *commands["more"], *flags]
+
+    monkeypatch.setattr(lineup, "serve_command", command)
     monkeypatch.setattr(bench, "rival_command", lambda model: commands["rival"])
     return commands
 
@@ -130,7 +134,7 @@ def children() -> set[int]:
 def test_a_server_that_dies_is_reported_and_leaves_nothing(
     stand_ins: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    stand_ins["more"] = ["4"]
+    stand_ins["more"] = ["--die-after", "4"]
     before = children()
     assert main([*QUICK, "--json", str(tmp_path / "bench.json")]) == 2
     said = capsys.readouterr().err

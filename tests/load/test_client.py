@@ -1,12 +1,13 @@
 """The client against a fake server: what it asks, what it reads, and how it fits prompts to a model."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from specserve.load.client import Ask, Client, speculation
 from specserve.load.errors import LoadError
-from specserve.load.prompts import WORKLOADS, Prompt, cut, cycled, prompts
+from specserve.load.prompts import WORKLOADS, Prompt, chosen, cut, cycled, prompts, sessions
 
 PROMPTS = [Prompt("here", "chat", "hello"), Prompt("there", "completion", "def f("), Prompt("here", "chat", "bye")]
 
@@ -53,6 +54,31 @@ def test_every_request_asks_for_the_same_work(client: Client, fake: Any) -> None
     assert len({body["cache_salt"] for body in fake.bodies}) == 6
 
 
+def test_requests_of_a_session_follow_each_other_and_share_a_scope(client: Client, fake: Any) -> None:
+    found = [Prompt("a", "chat", f"{name}{place}", name) for name in "ab" for place in range(2)]
+    done = client.run_pass("fake", found, 4, Ask(speculation("plain"), 8, 0.0))
+    assert len(done.samples) == 4
+    sent = [body["messages"][0]["content"] for body in fake.bodies]
+    assert [text for text in sent if text[0] == "a"] == ["a0", "a1"]
+    assert [text for text in sent if text[0] == "b"] == ["b0", "b1"]
+    salts = {text: body["cache_salt"] for text, body in zip(sent, fake.bodies, strict=True)}
+    assert salts["a0"] == salts["a1"] != salts["b0"] == salts["b1"]
+
+
+def test_only_the_proposer_of_predictions_is_told_one(client: Client, fake: Any) -> None:
+    found = [Prompt("a", "chat", "a", None, "foreseen"), Prompt("b", "chat", "b")]
+    for proposer in ("prediction", "suffix"):
+        client.run_pass("fake", found, 1, Ask(speculation("fixed:3", proposer), 8, 0.0))
+    told = [body.get("prediction") for body in fake.bodies]
+    assert told == [{"type": "content", "content": "foreseen"}, None, None, None]
+
+
+def test_a_server_says_what_may_draft(client: Client, fake: Any) -> None:
+    assert client.proposers() == ()
+    fake.proposers = ("draft", "suffix", "draft")
+    assert client.proposers() == ("draft", "suffix")
+
+
 def test_one_at_a_time_only_the_requests_own_seconds_count(client: Client) -> None:
     done = client.run_pass("fake", PROMPTS, 1, Ask(speculation("plain"), 8, 0.0))
     assert done.wall_s == sum(sample.end_s for sample in done.samples)
@@ -94,11 +120,37 @@ def test_a_cut_prompt_without_lines_is_cut_anywhere() -> None:
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_each_workload_has_sixteen_different_prompts(workload: Any) -> None:
+def test_each_workload_has_different_prompts(workload: Any) -> None:
     found = prompts(workload)
-    kinds = {"copy_heavy": {"chat"}, "mixed": {"chat", "completion"}}
-    assert len({prompt.text for prompt in found}) == 16
+    kinds = {"copy_heavy": {"chat"}, "repeated": {"chat"}, "mixed": {"chat", "completion"}}
+    assert len({prompt.text for prompt in found}) == len(found) == (32 if workload == "repeated" else 16)
     assert {prompt.kind for prompt in found} == kinds.get(workload, {"completion"})
+
+
+def test_a_session_asks_for_small_edits_of_one_text() -> None:
+    groups = sessions(prompts("repeated"))
+    assert [len(group) for group in groups] == [4] * 8
+    for group in groups:
+        blocks = [prompt.prediction or "" for prompt in group]
+        assert min(map(len, blocks)) > 500
+        lines = [set(block.splitlines()) for block in blocks]
+        assert all(0 < len(after - before) <= 5 for before, after in pairwise(lines))
+
+
+def test_code_that_asks_to_be_copied_is_what_a_caller_predicts() -> None:
+    (first, *_) = prompts("copy_heavy")
+    assert first.prediction is not None
+    assert first.prediction.startswith("def ")
+    assert f"```python\n{first.prediction}\n```" in first.text
+    assert prompts("code")[0].prediction is None
+
+
+def test_whole_sessions_are_taken_until_there_are_enough_prompts_and_sessions() -> None:
+    session = [Prompt("a", "chat", f"a{place}", "a") for place in range(3)]
+    found = [*session, Prompt("b", "chat", "b")]
+    texts = [[prompt.text for prompt in chosen(found, *wanted)] for wanted in ((1, 1), (4, 1), (1, 3))]
+    assert texts == [["a0", "a1", "a2"], ["a0", "a1", "a2", "b"], ["a0", "a1", "a2", "b", "a0", "a1", "a2"]]
+    assert [prompt.text for prompt in chosen(PROMPTS, 2, 1)] == ["hello", "def f("]
 
 
 def test_prompts_begin_again_when_there_are_too_few() -> None:

@@ -99,6 +99,13 @@ def test_a_text_that_went_on_in_several_ways_is_drafted_as_a_tree() -> None:
     assert draft.parents == (0, 1, 1, 0), "the likelier branch first, whole"
 
 
+def test_a_chain_follows_the_likeliest_way_alone() -> None:
+    row = ProposeRow("a", 14, 0, (1, 2, 5, 9, 1, 2, 5, 8, 1, 2, 7, 6, 1, 2), 4, Sampling())
+    (draft,) = SuffixProposer(SuffixLimits(chain=True)).propose(ProposeBatch(0, "suffix", (row,))).drafts
+    assert draft.token_ids == (5, 8, 1, 2)
+    assert draft.parents is None
+
+
 def test_finished_outputs_help_requests_of_their_own_scope_alone() -> None:
     proposer = SuffixProposer()
     proposer.observe(CommittedOutput("x", (11, 12, 13, 14, 15)))
