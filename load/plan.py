@@ -18,12 +18,16 @@ ALL = "all"
 PROPOSER_WORKLOADS: tuple[WorkloadName, ...] = ("copy_heavy", "code", "open_ended", "repeated")
 PROPOSER_CONCURRENCY = (1, 8)
 PROPOSER_MODES = ("fixed:2", "fixed:4", "fixed:8")
+
+
+def _shapes(flag: str) -> dict[str, tuple[str, ...]]:
+    return {shape: (flag, shape) for shape in ("tree", "chain")}
+
+
 VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "suffix": {shape: ("--suffix-drafts", shape) for shape in ("tree", "chain")},
+    "suffix": _shapes("--suffix-drafts"),
     "draft": {"int8": ("--draft-quantization", "int8")},
-    **dict.fromkeys(
-        ("eagle", "eagle3", "medusa", "mtp"), {shape: ("--head-drafts", shape) for shape in ("tree", "chain")}
-    ),
+    **{name: _shapes("--head-drafts") for name in ("eagle", "eagle3", "medusa", "mtp")},
 }
 """In which ways a proposer may be served, and how `specserve serve` is told; without a tree, the plain name is one."""
 SERVE_FLAGS = ("draft", "eagle", "eagle3", "medusa", "mtp", "layer_skip", "early_exit")

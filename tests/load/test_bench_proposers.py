@@ -142,7 +142,7 @@ def test_each_proposer_has_a_server_of_its_own_and_plain_one_without_any(
 def test_all_is_what_can_be_built_in_both_shapes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QUICK, "--proposers", "all", "--workloads", "open_ended", "--modes", "fixed:4"]) == 0
     rows = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines()[2:]]
-    assert rows[:5] == ["plain", "prompt_lookup", "suffix:tree", "suffix:chain", "draft"]
+    assert rows[:6] == ["plain", "prompt_lookup", "suffix:tree", "suffix:chain", "draft", "draft:int8"]
 
 
 def test_a_running_server_is_measured_with_what_it_offers(
@@ -176,7 +176,7 @@ def test_a_plug_in_is_asked_for_by_its_own_name(monkeypatch: pytest.MonkeyPatch)
     [
         (["--proposers", ""], "names no proposer"),
         (["--proposers", "oracle"], "oracle cannot be built"),
-        (["--proposers", "draft,eagle3"], "eagle3 cannot be built"),
+        (["--proposers", "draft,eagle:chain"], "eagle:chain cannot be built"),
         (["gemma-3-270m", "--proposers", "draft"], "draft cannot be built"),
         (["--proposers", "suffix", "--sweep"], "--sweep"),
         (["--proposers", "suffix", "--proposer", "draft"], "--proposer"),
