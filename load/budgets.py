@@ -8,6 +8,8 @@ PLAIN_BUDGET = 0.98
 """The least share of plain decoding's throughput that the adaptive mode may have."""
 FIXED_BUDGET = 0.95
 """The least share of the best fixed gamma's throughput that the adaptive mode may have."""
+SURE_ERRORS = 2.0
+"""Standard errors that a ratio must be under its budget by to count as missed."""
 QUIET_CORES = 0.15
 """Cores that strangers to the bench may use before its figures are doubted."""
 BUSY_CLIENT = 0.1
@@ -15,13 +17,13 @@ BUSY_CLIENT = 0.1
 
 
 def missed(cells: Sequence[Cell], strict: bool = False) -> list[str]:
-    """Return one sentence for each budget that a cell misses; `strict` also names what could not be checked."""
+    """Return one sentence for each budget that a cell misses; `strict`: those in doubt or not checked, too."""
     found: list[str] = []
     for cell in cells:
         where = f"on {cell.workload} at concurrency {cell.concurrency}"
         if cell.mode == "adaptive":
-            found += _slow(cell.ratios.to_plain, PLAIN_BUDGET, "plain", where, strict)
-            found += _slow(cell.ratios.to_best_fixed, FIXED_BUDGET, "the best fixed gamma", where, strict)
+            found += _slow(cell, "plain", where, strict)
+            found += _slow(cell, "the best fixed gamma", where, strict)
         found += _differing(cell, where)
     if strict and not any(cell.mode == "adaptive" for cell in cells):
         found.append("adaptive was not measured, so its budgets could not be checked.")
@@ -74,15 +76,47 @@ def _uncompared(cells: Sequence[Cell], strict: bool) -> list[str]:
     return []
 
 
-def _slow(ratio: float | None, budget: float, other: str, where: str, strict: bool) -> list[str]:
+def _slow(cell: Cell, other: str, where: str, strict: bool) -> list[str]:
+    """Return a sentence when the budget is missed by more than repeats differ; `strict`: when it is missed at all."""
+    ratio, error, budget = _compared(cell, other)
     if ratio is None:
         return [f"adaptive could not be compared with {other} {where}."] if strict else []
-    return [f"adaptive is {ratio:.3f} of {other} {where}; the budget is {budget}."] if ratio < budget else []
+    if ratio >= budget or (not strict and _in_doubt(ratio, error, budget)):
+        return []
+    return [f"adaptive is {_shown(ratio, error)} of {other} {where}; the budget is {budget}."]
+
+
+def _compared(cell: Cell, other: str) -> tuple[float | None, float | None, float]:
+    ratios = cell.ratios
+    if other == "plain":
+        return ratios.to_plain, ratios.to_plain_error, PLAIN_BUDGET
+    return ratios.to_best_fixed, ratios.to_best_fixed_error, FIXED_BUDGET
+
+
+def _in_doubt(ratio: float, error: float | None, budget: float) -> bool:
+    return error is not None and ratio < budget <= ratio + SURE_ERRORS * error
+
+
+def _shown(ratio: float, error: float | None) -> str:
+    return f"{ratio:.3f}" if error is None else f"{ratio:.3f} ± {error:.3f}"
+
+
+def _undecided(cells: Sequence[Cell]) -> list[str]:
+    found = []
+    for cell in cells:
+        for other in ("plain", "the best fixed gamma") if cell.mode == "adaptive" else ():
+            ratio, error, budget = _compared(cell, other)
+            if ratio is not None and _in_doubt(ratio, error, budget):
+                found.append(
+                    f"adaptive is {_shown(ratio, error)} of {other} on {cell.workload} at concurrency "
+                    f"{cell.concurrency}: whether that is under {budget} takes more repeats."
+                )
+    return found
 
 
 def doubts(cells: Sequence[Cell], rivals: Sequence[RivalCell]) -> list[str]:
     """Return one sentence for each thing seen that makes figures worth less than they look."""
-    found: list[str] = []
+    found = _undecided(cells)
     cached = [cell for cell in cells if cell.figures.cached_prompt_tokens and cell.workload != "repeated"]
     if cached:
         found.append(

@@ -47,7 +47,9 @@ class Cell:
             **asdict(self.figures),
             "gpu_mb": None,
             "ratio_to_plain": self.ratios.to_plain,
+            "ratio_to_plain_error": self.ratios.to_plain_error,
             "ratio_to_best_fixed": self.ratios.to_best_fixed,
+            "ratio_to_best_fixed_error": self.ratios.to_best_fixed_error,
             "ratio_to_transformers": self.ratios.to_transformers,
             "num_requests": self.num_requests,
             "differing": self.differing,
@@ -73,10 +75,7 @@ def cells_of(
     theirs = {name.removeprefix(PREFIX): found for name, found in passes.items() if name.startswith(PREFIX)}
     by_name = {name: medians([figures(one) for one in found]) for name, found in ours.items()}
     by_setting = {setting: medians([figures(one) for one in found]) for setting, found in theirs.items()}
-    found_ratios = ratios(
-        {name: one.tokens_per_s for name, one in by_name.items()},
-        {setting: one.tokens_per_s for setting, one in by_setting.items()},
-    )
+    found_ratios = ratios(_speeds(ours), _speeds(theirs))
     reference = ours["plain"][0] if greedy and "plain" in ours else None
     cells = [
         Cell(
@@ -95,6 +94,10 @@ def cells_of(
         RivalCell(workload, concurrency, setting, one.tokens_per_s, one.others_cpu_share)
         for setting, one in by_setting.items()
     ]
+
+
+def _speeds(passes: Mapping[str, Sequence[Pass]]) -> dict[str, list[float]]:
+    return {name: [figures(one).tokens_per_s for one in found] for name, found in passes.items()}
 
 
 def check_same_prompts(passes: Mapping[str, Sequence[Pass]]) -> None:

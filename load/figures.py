@@ -1,9 +1,13 @@
 """The arithmetic of the bench: from what a client saw to the figures of a cell."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from statistics import median
+from statistics import median, stdev
 from typing import Any
+
+_FEWEST_REPEATS = 3
+_MEDIAN_LOSS = math.sqrt(math.pi / 2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,32 +160,53 @@ class Ratios:
 
     `to_transformers` compares plain decoding with transformers' plain one, batched to the same concurrency. A mode that
     speculates is compared with the fastest setting that transformers has there: at concurrency 1 that may be one of
-    its own ways to speculate, above 1 it has none.
+    its own ways to speculate, above 1 it has none. Errors are standard errors of the ratios; None of fewer than three
+    repeats.
     """
 
     to_plain: float | None = None
     to_best_fixed: float | None = None
     to_transformers: float | None = None
+    to_plain_error: float | None = None
+    to_best_fixed_error: float | None = None
 
 
-def ratios(by_mode: Mapping[str, float], against: Mapping[str, float] | None = None) -> dict[str, Ratios]:
-    """Return each mode's ratios from tokens per second by mode and by transformers' setting."""
+def ratios(
+    by_mode: Mapping[str, Sequence[float]], against: Mapping[str, Sequence[float]] | None = None
+) -> dict[str, Ratios]:
+    """Return each mode's ratios from the tokens per second of each repeat, by mode and by transformers' setting."""
     plain = by_mode.get("plain")
-    fixed = max((one for mode, one in by_mode.items() if mode.startswith("fixed:")), default=None)
+    fixed = max((one for mode, one in by_mode.items() if mode.startswith("fixed:")), key=median, default=None)
     their_plain = (against or {}).get("plain")
-    their_best = max((against or {}).values(), default=None)
+    their_best = max((against or {}).values(), key=median, default=None)
     return {
         mode: Ratios(
-            one / plain if plain else None,
-            one / fixed if fixed else None,
+            _over(one, plain),
+            _over(one, fixed),
             _over(one, their_plain if mode == "plain" else their_best),
+            ratio_error(one, plain),
+            ratio_error(one, fixed),
         )
         for mode, one in by_mode.items()
     }
 
 
-def _over(ours: float, theirs: float | None) -> float | None:
-    return ours / theirs if theirs else None
+def ratio_error(ours: Sequence[float], theirs: Sequence[float] | None) -> float | None:
+    """Return the standard error of the ratio of the medians, from how the ratio differs between repeats.
+
+    Repeats are interleaved, so what slows the machine for a while slows both. The median of normally distributed values
+    is known 1.253 times less well than their mean. None of fewer than three repeats.
+    """
+    if theirs is None or min(len(ours), len(theirs)) < _FEWEST_REPEATS:
+        return None
+    apart = [math.log(one / other) for one, other in zip(ours, theirs, strict=False) if one > 0.0 and other > 0.0]
+    if len(apart) < _FEWEST_REPEATS:
+        return None
+    return median(ours) / median(theirs) * _MEDIAN_LOSS * stdev(apart) / math.sqrt(len(apart))
+
+
+def _over(ours: Sequence[float], theirs: Sequence[float] | None) -> float | None:
+    return median(ours) / median(theirs) if theirs and median(theirs) else None
 
 
 def num_differing(passes: Sequence[Pass], reference: Pass) -> int:

@@ -339,7 +339,7 @@ def _bench_size(parser: Parser) -> None:
 def _bench_output(parser: Parser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write the results here")
     parser.add_argument("--report", metavar="DIR", help="write report.md and a plot here")
-    parser.add_argument("--check", action="store_true", help="a budget that could not be checked fails too")
+    parser.add_argument("--check", action="store_true", help="a budget in doubt, or not checked, fails too")
 
 
 def _run_bench(args: argparse.Namespace) -> int:

@@ -1,6 +1,9 @@
 """The arithmetic of the bench, the budgets it holds adaptive to, and the doubts it raises about its own figures."""
 
+import math
+import random
 from dataclasses import replace
+from statistics import median, stdev
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from specserve.load.figures import (
     medians,
     num_differing,
     percentile,
+    ratio_error,
     ratios,
 )
 
@@ -66,16 +70,25 @@ def test_medians_are_taken_figure_by_figure_where_known() -> None:
 
 
 def test_ratios_compare_with_plain_and_the_best_fixed() -> None:
-    found = ratios({"plain": 10, "fixed:2": 15, "fixed:4": 20, "adaptive": 18})
+    found = ratios({"plain": [10], "fixed:2": [15], "fixed:4": [19, 20, 99], "adaptive": [18]})
     assert found["adaptive"] == Ratios(1.8, 0.9)
-    assert ratios({"adaptive": 5})["adaptive"] == Ratios(None, None)
+    assert ratios({"adaptive": [5]})["adaptive"] == Ratios(None, None)
+
+
+def test_the_error_of_a_ratio_is_what_the_repeats_do_not_share() -> None:
+    assert ratio_error([9.0, 90.0, 0.9], [10.0, 100.0, 1.0]) == pytest.approx(0.0, abs=1e-12)
+    assert ratio_error([1.0, 1.1], [1.0, 1.0]) is None
+    rng = random.Random(5)
+    drawn = [[[math.exp(rng.gauss(0.0, 0.1)) for _ in range(9)] for _ in range(2)] for _ in range(400)]
+    errors = [ratio_error(ours, theirs) or 0.0 for ours, theirs in drawn]
+    assert sum(errors) / 400 == pytest.approx(stdev(median(ours) / median(theirs) for ours, theirs in drawn), rel=0.15)
 
 
 def test_plain_is_compared_with_their_plain_and_speculation_with_their_best() -> None:
-    found = ratios({"plain": 10, "adaptive": 30}, {"plain": 5, "prompt_lookup": 20})
+    found = ratios({"plain": [10], "adaptive": [30]}, {"plain": [5], "prompt_lookup": [20]})
     assert found["plain"].to_transformers == 2
     assert found["adaptive"].to_transformers == 1.5
-    assert ratios({"adaptive": 30}, {"plain": 5})["adaptive"].to_transformers == 6
+    assert ratios({"adaptive": [30]}, {"plain": [5]})["adaptive"].to_transformers == 6
 
 
 def test_a_prompt_differs_when_any_repeat_has_another_text() -> None:
@@ -119,6 +132,15 @@ def test_each_missed_budget_is_one_sentence() -> None:
     assert missed([good, _cell("fixed:8", Ratios(2.0, 1.0), differing=3)]) == [
         "fixed:8 differs from plain's text in 3 of 8 requests on mixed at concurrency 4; the budget is 0."
     ]
+
+
+def test_a_budget_is_missed_when_the_repeats_leave_no_doubt_and_a_doubt_is_named() -> None:
+    close, clear = Ratios(1.0, 0.93, 0.1, 0.011), Ratios(1.0, 0.93, 0.1, 0.009)
+    assert missed([_cell("adaptive", close)]) == []
+    assert "0.930 ± 0.011 of the best fixed gamma" in missed([_cell("adaptive", close)], strict=True)[0]
+    assert "takes more repeats" in doubts([_cell("adaptive", close)], [])[0]
+    assert "0.930 ± 0.009 of the best fixed gamma" in missed([_cell("adaptive", clear)])[0]
+    assert doubts([_cell("adaptive", clear), _cell("fixed:4", close)], []) == []
 
 
 def test_check_also_names_what_could_not_be_checked() -> None:

@@ -19,7 +19,7 @@ def _run(concurrency: tuple[int, ...] = (1, 4)) -> Run:
     for workload in ("copy_heavy", "mixed"):
         for level in concurrency:
             speeds = {"plain": 10.0 * level, "fixed:2": 12.0 * level, "adaptive": 20.0 * level}
-            found = ratios(speeds, {"plain": 5.0 * level})
+            found = ratios({mode: [speed] for mode, speed in speeds.items()}, {"plain": [5.0 * level]})
             for mode, speed in speeds.items():
                 one = figures(Pass((Sample((0.1, 0.2), 0.3, int(speed), 4, 8),), 1.0))
                 cells.append(Cell(workload, level, mode, one, found[mode], 8, 0))
