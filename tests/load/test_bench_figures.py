@@ -135,7 +135,7 @@ def test_each_missed_budget_is_one_sentence() -> None:
 
 
 def test_a_budget_is_missed_when_the_repeats_leave_no_doubt_and_a_doubt_is_named() -> None:
-    close, clear = Ratios(1.0, 0.93, 0.1, 0.011), Ratios(1.0, 0.93, 0.1, 0.009)
+    close, clear = Ratios(1.0, 0.93, None, 0.1, 0.011), Ratios(1.0, 0.93, None, 0.1, 0.009)
     assert missed([_cell("adaptive", close)]) == []
     assert "0.930 ± 0.011 of the best fixed gamma" in missed([_cell("adaptive", close)], strict=True)[0]
     assert "takes more repeats" in doubts([_cell("adaptive", close)], [])[0]
