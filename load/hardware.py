@@ -33,6 +33,12 @@ def _memory_gb() -> float | None:
     return None if found is None else round(int(found.split()[0]) / 2**20, 1)
 
 
+def available_mb() -> float | None:
+    """Return the memory in MiB that new processes may take without pushing others out; None if unknown."""
+    found = _field(Path("/proc/meminfo"), "MemAvailable")
+    return None if found is None else int(found.split()[0]) / 2**10
+
+
 def commit() -> str | None:
     """Return the checkout's commit, with `-dirty` after it when files have changed; None outside a checkout."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]

@@ -10,6 +10,7 @@ from .cells import contestant_name
 from .client import PREDICTION, Ask, Client, ServerFacts, speculation
 from .errors import LoadError
 from .figures import Pass
+from .hardware import available_mb
 from .plan import ALL, Plan, variant_of
 from .processes import others_cpu_s, rss_mb
 from .progress import Progress
@@ -83,6 +84,7 @@ def _proposers(plan: Plan, stack: ExitStack) -> Lineup:
         try:
             plain = _host(plan, stack, "")
             progress.started("a server without proposers")
+            _check_memory(plain, len(plan.proposers))
             for name in plan.proposers:
                 hosts[name] = _host(plan, stack, name)
                 progress.started(f"a server with {name}")
@@ -95,6 +97,17 @@ def _proposers(plan: Plan, stack: ExitStack) -> Lineup:
         modes = [mode for mode in plan.modes if mode != "plain"]
         ours += [_contestant(host, plan, mode, asked, contestant_name(mode, name), families) for mode in modes]
     return Lineup(plain.client, plain.facts, tuple(ours), families)
+
+
+def _check_memory(plain: _Host, num_more: int) -> None:
+    """Raise LoadError when so many more servers like this one would not fit beside it."""
+    each_mb = None if plain.pid is None else rss_mb(plain.pid)
+    free_mb = available_mb()
+    if each_mb is not None and free_mb is not None and num_more * each_mb > free_mb:
+        raise LoadError(
+            f"A server of this model takes {each_mb:.0f} MB and {free_mb:.0f} MB are free: too little for {num_more} "
+            "more at once; name fewer proposers."
+        )
 
 
 def _asked(wanted: str, offered: Sequence[str]) -> str:

@@ -158,6 +158,15 @@ def test_a_running_server_is_measured_with_what_it_offers(
     assert "no proposer 'eagle3', but draft, suffix" in capsys.readouterr().err
 
 
+def test_servers_that_would_not_fit_into_memory_are_not_started(
+    flags: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lineup, "available_mb", lambda: 1.0)
+    assert main([*QUICK, "--proposers", "prompt_lookup,suffix"]) == 2
+    assert "too little for 2 more at once" in capsys.readouterr().err
+    assert len(flags) == 1
+
+
 @pytest.mark.usefixtures("flags")
 def test_a_plug_in_is_asked_for_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
