@@ -1,4 +1,4 @@
-"""One Ray and one service for the whole session: actors, float32, the embedded models."""
+"""One Ray and one service for the whole session: actors, float32, the embedded models, all proposers without heads."""
 
 import socket
 from collections.abc import Iterator
@@ -9,6 +9,8 @@ from support.service import Service
 
 from specserve.deployments.localray import local_ray
 from specserve.deployments.settings import ServiceSettings
+
+PROPOSERS = ("prediction", "prompt_lookup", "suffix", "draft", "layer_skip", "early_exit")
 
 
 def free_port() -> int:
@@ -21,8 +23,9 @@ def free_port() -> int:
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     store = tmp_path_factory.mktemp("state") / "policies.db"
     settings = ServiceSettings(
-        port=free_port(), admin_port=free_port(), policy_store=str(store), dtype="float32", num_pages=512
-    )
+        port=free_port(), admin_port=free_port(), policy_store=str(store), dtype="float32", num_pages=512,
+        proposers=PROPOSERS, layer_skip=(3, 5), early_exit=6,
+    )  # fmt: skip
     with local_ray(settings.host, settings.port):
         from ray import serve
 

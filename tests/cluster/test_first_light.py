@@ -56,19 +56,25 @@ def test_a_stream_shows_text_and_ends_with_metrics(service: Service) -> None:
     assert metrics["speculation"]["policy_version"] >= 1
 
 
-@pytest.mark.parametrize(
-    "sampling", [{"temperature": 0}, {"temperature": TEMPERATURE, "seed": SEED}], ids=["greedy", "seeded"]
-)
+SAMPLINGS = {"greedy": {"temperature": 0}, "seeded": {"temperature": TEMPERATURE, "seed": SEED}}
+
+
+def all_at_once(service: Service, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        return list(pool.map(lambda one: complete(service, one), bodies))
+
+
+def tokens(answers: list[dict[str, Any]]) -> list[Any]:
+    return [(done["choices"][0]["text"], done["choices"][0]["logprobs"]["tokens"]) for done in answers]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_twenty_prompts_get_plain_decodings_text_whatever_is_drafted(
     service: Service, sampling: dict[str, Any]
 ) -> None:
     def all_of(speculation: dict[str, Any]) -> list[dict[str, Any]]:
         sent = [body(prompt, speculation, max_tokens=MAX_TOKENS, logprobs=0, **sampling) for prompt in TWENTY]
-        with ThreadPoolExecutor(len(sent)) as pool:
-            return list(pool.map(lambda one: complete(service, one), sent))
-
-    def tokens(answers: list[dict[str, Any]]) -> list[Any]:
-        return [(done["choices"][0]["text"], done["choices"][0]["logprobs"]["tokens"]) for done in answers]
+        return all_at_once(service, sent)
 
     plain = all_of(PLAIN)
     assert all(done["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0 for done in plain)
@@ -80,6 +86,26 @@ def test_twenty_prompts_get_plain_decodings_text_whatever_is_drafted(
             counted = [done["metrics"]["speculative_decoding"] for done in drafted]
             num_accepted += sum(one["num_accepted_draft_tokens"] for one in counted)
         assert num_accepted > 0
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+def test_a_batch_of_all_proposers_gets_plain_decodings_text(service: Service, sampling: dict[str, Any]) -> None:
+    """Wherever they live: in the engine, the pool or beside the target. The second time prompts are found cached."""
+    sent = [body(prompt, PLAIN, max_tokens=MAX_TOKENS, logprobs=0, **sampling) for prompt in TWENTY]
+    plain = all_at_once(service, sent)
+    drafted: set[str] = set()
+    for first in range(2):
+        for place, (one, done) in enumerate(zip(sent, plain, strict=True)):
+            name = service.settings.proposers[(first + place) % len(service.settings.proposers)]
+            one["speculation"] = {"mode": "on", "max_draft_tokens": 1 + place % 6, "proposer": name}
+            one["prediction"] = {"type": "content", "content": done["choices"][0]["text"][4:]}
+        answers = all_at_once(service, sent)
+        assert tokens(answers) == tokens(plain)
+        counted = [done["metrics"] for done in answers]
+        drafted |= {
+            one["speculation"]["proposer"] for one in counted if one["speculative_decoding"]["num_draft_tokens"]
+        }
+    assert drafted == set(service.settings.proposers)
 
 
 def test_metrics_grow_by_what_the_answers_say(service: Service) -> None:

@@ -17,7 +17,8 @@ def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
     """bf16 rounds visibly, so there the rows of a forward must not depend on each other: the kernels' law."""
     if request.param == "bfloat16" and library() is None:
         pytest.skip("no C++ compiler here: without the kernels bf16 rows depend on their number")
-    with LLM(dtype=request.param, proposers=("prediction", "prompt_lookup", "suffix", "draft")) as made:
+    proposers = ("prediction", "prompt_lookup", "suffix", "draft", "layer_skip", "early_exit")
+    with LLM(dtype=request.param, proposers=proposers, layer_skip=(3, 5), early_exit=6) as made:
         yield made
 
 
@@ -25,7 +26,7 @@ def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
 def test_twenty_prompts_get_plain_decodings_tokens_whatever_is_drafted(llm: LLM, sampling: Sampling) -> None:
     plain = llm.generate(TWENTY, max_tokens=MAX_TOKENS, sampling=sampling, mode="off", ignore_eos=True)
     assert all(done.summary.num_draft_tokens == 0 for done in plain)
-    for proposer in ("prompt_lookup", "suffix", "draft"):
+    for proposer in ("prompt_lookup", "suffix", "draft", "layer_skip"):
         num_accepted = 0
         for way in WAYS:
             drafted = llm.generate(
@@ -63,3 +64,22 @@ def test_an_older_version_as_prediction_gives_plain_decodings_tokens_more_than_t
         num_rounds += done.summary.num_rounds + 1
         assert 16 < (done.summary.accepted_prediction_tokens or 0) <= 64
     assert num_tokens / num_rounds > 3.0
+
+
+@pytest.mark.parametrize("proposer", ["prompt_lookup", "suffix", "draft", "layer_skip", "early_exit"])
+def test_drafts_are_as_good_after_a_cached_prefix(llm: LLM, proposer: str) -> None:
+    def answers() -> tuple[float, int]:
+        done = llm.generate(
+            [f"# {proposer}\n{prompt}" for prompt in TWENTY[::3]],
+            max_tokens=64, mode="on", proposer=proposer, max_draft_tokens=4, ignore_eos=True,
+        )  # fmt: skip
+        accepted, drafted = (
+            sum(one.summary.num_accepted_tokens for one in done), sum(one.summary.num_draft_tokens for one in done)
+        )  # fmt: skip
+        return accepted / drafted, sum(one.summary.cached_tokens for one in done)
+
+    cold, num_cached = answers()
+    warm, num_cached_again = answers()
+    assert num_cached_again > num_cached + 200
+    assert cold > 0.1
+    assert warm >= 0.9 * cold

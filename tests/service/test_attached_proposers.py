@@ -1,49 +1,38 @@
-"""Heads beside the target in an engine: the tokens are plain decoding's whatever they say; what they keep is right."""
+"""Heads beside the target: what they draft is what the head says, and what they keep of a request is right."""
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from support.cells import Cell, FixedPlanner, RandomPlanner, save_tiny_llama
+from support.cells import save_tiny_llama
 from support.heads import deepseek_files, eagle3_files, eagle_files, medusa_files
 
 from specserve.service.features import FeaturePages
-from specserve.service.inline import InlineProposerPort
 from specserve.service.messages import AttachedName, ProposeBatch, ProposeRow, Sampling, ScoreBatch, ScoreRow
-from specserve.service.models import head_of
-from specserve.service.ports import Proposer, ProposerPort
+from specserve.service.models import head_of, load_model
+from specserve.service.ports import Proposer
 from specserve.service.proposers.attached import LOADERS, attach
 from specserve.service.proposers.medusa import MedusaHeads
-from specserve.service.requests import GenerationRequest
 from specserve.service.target import Target
 
 GREEDY = Sampling()
-SEEDED = Sampling(greedy=False, temperature=0.8, top_p=0.95, seed=11)
 REJECTING = Sampling(greedy=False, temperature=0.8, seed=11, acceptance="rejection")
 LAYERS = 6
 NAMES: tuple[AttachedName, ...] = ("eagle", "eagle3", "medusa", "mtp")
 WITH_ROWS: tuple[AttachedName, ...] = ("eagle", "eagle3", "mtp")
 
 
-class HeadsCell(Cell):
-    """A cell whose target has one head of every family beside it."""
+class HeadsCell:
+    """A target with one head of every family."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(save_tiny_llama(folder / "target", 1, layers=LAYERS), draft=folder / "target")
+        self.model = load_model(save_tiny_llama(folder / "target", 1, layers=LAYERS), torch.float64)
         self.folders: dict[AttachedName, Path] = {
             "eagle": eagle_files(folder / "eagle", self.model)[0],
             "eagle3": eagle3_files(folder / "eagle3", self.model, (2, 3, 3))[0],
             "medusa": medusa_files(folder / "medusa", self.model)[0],
             "mtp": deepseek_files(folder / "mtp", self.model, LAYERS)[0],
         }
-
-    def target(
-        self, num_pages: int, page_tokens: int, ports: dict[str, ProposerPort], executor: ThreadPoolExecutor
-    ) -> Target:
-        made, features = attach(self.folders, self.model, head_of(self.model), num_pages, page_tokens)
-        ports.update({name: InlineProposerPort(one, executor, needs_pages=True) for name, one in made.items()})
-        return Target(self.model, num_pages, page_tokens, features)
 
     def one(self, name: AttachedName, num_pages: int, page_tokens: int) -> tuple[Proposer, FeaturePages]:
         made, features = attach({name: self.folders[name]}, self.model, head_of(self.model), num_pages, page_tokens)
@@ -56,46 +45,8 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> HeadsCell:
     return HeadsCell(tmp_path_factory.mktemp("models"))
 
 
-def requests(sampling: Sampling, count: int = 4, max_tokens: int = 20) -> list[GenerationRequest]:
-    shared = tuple(range(40, 52))
-    prompts = [
-        shared[: 4 * (index % 4)] + tuple((7 * index + 3 * p) % 50 + 10 for p in range(1 + 3 * index))
-        for index in range(count)
-    ]
-    return [
-        GenerationRequest(f"r{index}", prompt, sampling, max_tokens, ignore_eos=True)
-        for index, prompt in enumerate(prompts)
-    ]
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("gamma", [1, 4])
-def test_output_is_plain_decodings(cell: HeadsCell, name: str, sampling: Sampling, gamma: int) -> None:
-    plain = cell.run(FixedPlanner(None, 0), requests(sampling))
-    planner = FixedPlanner(name, gamma)
-    done = cell.run(planner, requests(sampling))
-    assert [one.token_ids for one in done] == [one.token_ids for one in plain]
-    assert sum(outcome.num_drafted for outcome in planner.outcomes) > 0
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("limits", [{}, {"num_pages": 24}, {"prefill_tokens": 3}, {"max_running": 2}], ids=str)
-def test_output_does_not_depend_on_company_preemption_or_chunks(
-    cell: HeadsCell, sampling: Sampling, limits: dict[str, int]
-) -> None:
-    """The planner mixes all proposers, and the prompts share pages."""
-    alone = [cell.run(FixedPlanner(None, 0), [request])[0].token_ids for request in requests(sampling, 6)]
-    together = cell.run(RandomPlanner(3), requests(sampling, 6), **limits)
-    assert [done.token_ids for done in together] == alone
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_draft_for_a_ratio_test_says_what_it_was_drawn_from_or_nothing(cell: HeadsCell, name: AttachedName) -> None:
-    planner = FixedPlanner(name, 3)
-    done = cell.run(planner, requests(REJECTING))
-    assert all(len(one.token_ids) == 20 for one in done)
-    assert sum(outcome.num_drafted for outcome in planner.outcomes) > 0
     proposer, _ = cell.one(name, 8, 4)
     row = ProposeRow("a", 4, 0, (5, 6, 7, 8), 3, REJECTING, block_table=(2, 5))
     (draft,) = proposer.propose(ProposeBatch(0, name, (row,))).drafts

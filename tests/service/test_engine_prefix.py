@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.cells import Cell, Finished, FixedPlanner, RandomPlanner, save_tiny_llama
+from support.cells import Cell, Finished, FixedPlanner, save_tiny_llama
 from support.rounds import Guessing, TokenRounds, answer, model_engine, plain, started, token_engine
 
 from specserve.service.messages import Sampling
@@ -107,25 +107,6 @@ def test_of_requests_together_with_one_prompt_only_the_first_computes_it(cell: C
                 alone = [await answer(engine, wanted) for wanted in requests]
         assert [one.token_ids for one in done] == [one.token_ids for one in alone]
         assert [cached(one) for one in done] == [0, 28, 28, 28, 28, 28]
-
-    asyncio.run(asyncio.wait_for(main(), 60))
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("name", ["prompt_lookup", "draft", "all"])
-def test_hits_change_no_token_whoever_proposes(cell: Cell, sampling: Sampling, name: str) -> None:
-    said = [prompt(length, first) for first in (1, 2) for length in (4, 11, 12, 13)]
-    requests = [replace(request(f"r{i}", said[i % 8], "xy"[i % 3 % 2], 12), sampling=sampling) for i in range(24)]
-
-    async def main() -> None:
-        with ThreadPoolExecutor(1) as executor:
-            async with started(model_engine(cell, FixedPlanner(None, 0), executor, prefix_caching=False)) as engine:
-                alone = [await answer(engine, wanted) for wanted in requests[:8]]
-            planner = RandomPlanner(1) if name == "all" else FixedPlanner(name, 5)
-            async with started(model_engine(cell, planner, executor, max_running=4, num_pages=40)) as engine:
-                done = await asyncio.gather(*(answer(engine, wanted) for wanted in requests))
-            assert engine.counters.cached_tokens > 50
-        assert [one.token_ids for one in done] == [alone[i % 8].token_ids for i in range(24)]
 
     asyncio.run(asyncio.wait_for(main(), 60))
 

@@ -1,30 +1,21 @@
-"""The target drafting for itself: the tokens are plain decoding's, and its KV is never taken for what drafts wrote."""
+"""The target drafting for itself: what it drafts is what its layers say, and its KV is never what drafts wrote."""
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from support.cells import VOCAB_SIZE, Cell, FixedPlanner, RandomPlanner, Reckless
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from support.cells import save_yielding_llama
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from specserve.service.errors import ModelUnsupportedError
-from specserve.service.inline import InlineProposerPort
-from specserve.service.kernels.native import library
 from specserve.service.messages import ProposeBatch, ProposeRow, Sampling, ScoreBatch, ScoreRow
-from specserve.service.models import head_of, load_model
-from specserve.service.paged_model import PagedModel
-from specserve.service.ports import ProposerPort
+from specserve.service.models import LoadedModel, head_of, load_model
 from specserve.service.proposers.self_draft import SelfDraftProposer, check_layers
-from specserve.service.requests import GenerationRequest
 from specserve.service.skipping import Skip, layers_from, read_skip, whole_layers
 from specserve.service.target import Target
 
 GREEDY = Sampling()
-SEEDED = Sampling(greedy=False, temperature=0.8, top_p=0.95, seed=11)
-REJECTING = Sampling(greedy=False, temperature=0.8, seed=11, acceptance="rejection")
-BLOCK = Sampling(greedy=False, temperature=0.8, seed=11, acceptance="block")
 LAYERS = 6
 SKIPS: Mapping[str, Skip] = {
     "layer_skip": Skip(frozenset({1, 2, 4}), frozenset({2, 5})),
@@ -32,102 +23,9 @@ SKIPS: Mapping[str, Skip] = {
 }
 
 
-class SelfDraftingCell(Cell):
-    """A cell whose target drafts for itself, in both ways."""
-
-    def target(
-        self, num_pages: int, page_tokens: int, ports: dict[str, ProposerPort], executor: ThreadPoolExecutor
-    ) -> Target:
-        target = Target(self.model, num_pages, page_tokens)
-        for name, skip in SKIPS.items():
-            proposer = SelfDraftProposer(name, target, head_of(self.model), skip, page_tokens, 512)
-            ports[name] = InlineProposerPort(proposer, executor, needs_pages=True)
-        return target
-
-
-def save_yielding_llama(folder: Path) -> Path:
-    """Write a random Llama whose layers change little, so that a draft is neither always right nor always wrong."""
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, max_position_embeddings=512, initializer_range=0.6, eos_token_id=0,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
-    for layer in model.model.layers:
-        layer.self_attn.o_proj.weight.data *= 0.3
-        layer.mlp.down_proj.weight.data *= 0.3
-    model.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
-def cell(tmp_path_factory: pytest.TempPathFactory) -> SelfDraftingCell:
-    return SelfDraftingCell(save_yielding_llama(tmp_path_factory.mktemp("target")))
-
-
-def requests(sampling: Sampling, count: int = 4, max_tokens: int = 20) -> list[GenerationRequest]:
-    shared = tuple(range(40, 52))
-    prompts = [
-        shared[: 4 * (index % 4)] + tuple((7 * index + 3 * p) % 50 + 10 for p in range(1 + 3 * index))
-        for index in range(count)
-    ]
-    return [
-        GenerationRequest(f"r{index}", prompt, sampling, max_tokens, ignore_eos=True)
-        for index, prompt in enumerate(prompts)
-    ]
-
-
-@pytest.mark.parametrize("name", SKIPS)
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize(("count", "gamma"), [(1, 1), (1, 5), (8, 4)])
-def test_output_is_plain_decodings(
-    cell: SelfDraftingCell, name: str, sampling: Sampling, count: int, gamma: int
-) -> None:
-    plain = cell.run(FixedPlanner(None, 0), requests(sampling, count))
-    planner = FixedPlanner(name, gamma)
-    done = cell.run(planner, requests(sampling, count))
-    assert [one.token_ids for one in done] == [one.token_ids for one in plain]
-    drafted = sum(outcome.num_drafted for outcome in planner.outcomes)
-    assert 0 < sum(outcome.num_accepted for outcome in planner.outcomes) < drafted
-
-
-@pytest.mark.skipif(library() is None, reason="no C++ compiler here")
-@pytest.mark.parametrize("name", SKIPS)
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_fused_layers_draft_and_score_the_same_output(cell: SelfDraftingCell, name: str, sampling: Sampling) -> None:
-    assert PagedModel(cell.model, 16, 16).is_fused
-    plain = cell.run(FixedPlanner(None, 0), requests(sampling, 8), page_tokens=16)
-    planner = FixedPlanner(name, 4)
-    done = cell.run(planner, requests(sampling, 8), page_tokens=16)
-    assert [one.token_ids for one in done] == [one.token_ids for one in plain]
-    assert sum(outcome.num_accepted for outcome in planner.outcomes) > 0
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("limits", [{}, {"num_pages": 24}, {"prefill_tokens": 3}, {"max_running": 2}], ids=str)
-def test_output_does_not_depend_on_company_preemption_or_chunks(
-    cell: SelfDraftingCell, sampling: Sampling, limits: dict[str, int]
-) -> None:
-    alone = [cell.run(FixedPlanner(None, 0), [request])[0].token_ids for request in requests(sampling, 8)]
-    together = cell.run(RandomPlanner(3), requests(sampling, 8), **limits)
-    assert [done.token_ids for done in together] == alone
-
-
-@pytest.mark.parametrize("sampling", [REJECTING, BLOCK], ids=["rejection", "block"])
-def test_a_sampled_draft_passes_the_ratio_test_with_what_it_was_drawn_from(
-    cell: SelfDraftingCell, sampling: Sampling
-) -> None:
-    planner = FixedPlanner("layer_skip", 3)
-    done = cell.run(planner, requests(sampling))
-    assert all(len(one.token_ids) == 20 for one in done)
-    assert sum(outcome.num_accepted for outcome in planner.outcomes) > 0
-
-
-def test_a_planner_that_asks_for_too_much_at_the_end_of_the_context_gets_less(cell: SelfDraftingCell) -> None:
-    near_end = [GenerationRequest("long", tuple(p % 50 + 10 for p in range(500)), GREEDY, 12, ignore_eos=True)]
-    plain = cell.run(FixedPlanner(None, 0), near_end)
-    done = cell.run(Reckless("early_exit", 6), near_end)
-    assert [one.token_ids for one in done] == [one.token_ids for one in plain]
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_model(save_yielding_llama(tmp_path_factory.mktemp("target"), LAYERS), torch.float64)
 
 
 def draft_of(
@@ -139,31 +37,31 @@ def draft_of(
 
 
 @torch.inference_mode()
-def test_an_early_exit_draft_is_what_the_truncated_model_writes(cell: SelfDraftingCell, tmp_path: Path) -> None:
+def test_an_early_exit_draft_is_what_the_truncated_model_writes(model: LoadedModel, tmp_path: Path) -> None:
     """Its layers read the true KV of the context, which is what the truncated model would have made there itself."""
-    target = Target(cell.model, 16, 4)
-    proposer = SelfDraftProposer("early_exit", target, head_of(cell.model), layers_from(4, LAYERS), 4, 512)
+    target = Target(model, 16, 4)
+    proposer = SelfDraftProposer("early_exit", target, head_of(model), layers_from(4, LAYERS), 4, 512)
     tokens, table = [(5 * place) % 90 + 3 for place in range(11)], (9, 4, 15, 0, 3)
     target.score(ScoreBatch(0, (ScoreRow("a", 0, tuple(tokens[:-1]), 0, table),)))
-    whole = load_model(save_yielding_llama(tmp_path), torch.float64)
+    whole = load_model(save_yielding_llama(tmp_path, LAYERS), torch.float64)
     whole.trunk.layers = whole.trunk.layers[:4]  # type: ignore[index]  # a ModuleList
     whole.config.num_hidden_layers = 4
     short = Target(whole, 16, 4)
     expected: list[int] = []
-    head = head_of(cell.model)
+    head = head_of(model)
     for place in range(4):
         row = ScoreRow("a", 0, (*tokens, *expected), 1, table)
         expected.append(int(head(short.run_ahead(place, [row], Skip())).argmax()))
     assert draft_of(proposer, 1, tokens, 4, table) == tuple(expected)
 
 
-def test_what_a_draft_wrote_is_gone_when_its_round_is_scored(cell: SelfDraftingCell) -> None:
+def test_what_a_draft_wrote_is_gone_when_its_round_is_scored(model: LoadedModel) -> None:
     """The same rounds with and without drafts leave the same rows, bit for bit, wherever a request reads."""
     tokens, table = [(5 * place) % 90 + 3 for place in range(30)], (9, 4, 15, 0, 3, 1, 12, 7, 8)
     kept = []
     for drafting in (True, False):
-        target = Target(cell.model, 16, 4)
-        proposer = SelfDraftProposer("layer_skip", target, head_of(cell.model), SKIPS["layer_skip"], 4, 512)
+        target = Target(model, 16, 4)
+        proposer = SelfDraftProposer("layer_skip", target, head_of(model), SKIPS["layer_skip"], 4, 512)
         target.score(ScoreBatch(0, (ScoreRow("a", 0, tuple(tokens[:6]), 0, table),)))
         for number, (committed_len, num_scored) in enumerate(((7, 4), (10, 1), (11, 5), (15, 3)), 1):
             if drafting:
@@ -177,9 +75,9 @@ def test_what_a_draft_wrote_is_gone_when_its_round_is_scored(cell: SelfDraftingC
     assert torch.equal(kept[0], kept[1])
 
 
-def test_a_draft_that_comes_after_its_round_was_scored_is_not_computed(cell: SelfDraftingCell) -> None:
-    target = Target(cell.model, 16, 4)
-    proposer = SelfDraftProposer("layer_skip", target, head_of(cell.model), SKIPS["layer_skip"], 4, 512)
+def test_a_draft_that_comes_after_its_round_was_scored_is_not_computed(model: LoadedModel) -> None:
+    target = Target(model, 16, 4)
+    proposer = SelfDraftProposer("layer_skip", target, head_of(model), SKIPS["layer_skip"], 4, 512)
     tokens, table = [(5 * place) % 90 + 3 for place in range(11)], (9, 4, 15, 0, 3)
     target.score(ScoreBatch(5, (ScoreRow("a", 0, tuple(tokens[:-1]), 0, table),)))
     trunk = target._paged._trunk
@@ -191,11 +89,9 @@ def test_a_draft_that_comes_after_its_round_was_scored_is_not_computed(cell: Sel
 
 
 def test_a_row_without_room_or_its_last_token_or_with_rows_still_to_be_moved_gets_no_draft(
-    cell: SelfDraftingCell,
+    model: LoadedModel,
 ) -> None:
-    proposer = SelfDraftProposer(
-        "early_exit", Target(cell.model, 200, 4), head_of(cell.model), SKIPS["early_exit"], 4, 512
-    )
+    proposer = SelfDraftProposer("early_exit", Target(model, 200, 4), head_of(model), SKIPS["early_exit"], 4, 512)
     table = tuple(range(130))
     full = ProposeRow("a", 510, 0, tuple(range(510)), 3, GREEDY, block_table=table)
     untold = ProposeRow("b", 9, 9, (), 3, GREEDY, block_table=table)

@@ -45,6 +45,27 @@ def save_tiny_llama(folder: Path, seed: int, layers: int = 2, positions: int = 5
     return folder
 
 
+def save_yielding_llama(
+    folder: Path, layers: int, vocab_size: int = VOCAB_SIZE, positions: int = 512, kept: int | None = None
+) -> Path:
+    """Write a random Llama whose layers change little, so that a draft without some of them is neither always right nor
+    always wrong; or only the first `kept` of them."""
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=vocab_size, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=positions, initializer_range=0.6, eos_token_id=0,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.data *= 0.01
+        layer.mlp.down_proj.weight.data *= 0.01
+    if kept is not None:
+        model.model.layers = model.model.layers[:kept]
+        config.num_hidden_layers = kept
+    model.save_pretrained(folder)
+    return folder
+
+
 class FixedPlanner:
     """Every request uses one proposer at one gamma; remembers what it was told."""
 

@@ -31,9 +31,10 @@ class Answer:
 class Replay:
     """Drafts what each request is known to say, right for as many tokens as its name tells; then wrong."""
 
-    def __init__(self, name: str, known: Known) -> None:
+    def __init__(self, name: str, known: Known, vocab_size: int = VOCAB_SIZE) -> None:
         self.name = name
         self._known = known
+        self._vocab_size = vocab_size
 
     def propose(self, batch: ProposeBatch) -> DraftBatch:
         drafts = []
@@ -44,7 +45,7 @@ class Replay:
             for place in range(row.gamma):
                 at = row.committed_len + place
                 right = known[at] if at < len(known) else 1
-                tokens.append(right if place < num_right else (right + 1 + place) % VOCAB_SIZE)
+                tokens.append(right if place < num_right else (right + 1 + place) % self._vocab_size)
             drafts.append(Draft(row.request_id, row.committed_len, tuple(tokens)))
         return DraftBatch(batch.round, tuple(drafts), 0)
 

@@ -187,7 +187,8 @@ async def started(engine: Engine) -> AsyncIterator[Engine]:
         assert engine.num_free_pages == engine.config.num_pages
     finally:
         await engine.stop()
-    assert asyncio.all_tasks() == others
+    while asyncio.all_tasks() - others:  # servers in this process may still be answering; what stays is a leak
+        await asyncio.sleep(0)
 
 
 async def answer(engine: Engine, request: GenerationRequest, cancel_after: int | None = None) -> Finished:
