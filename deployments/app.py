@@ -27,6 +27,7 @@ from .controlplane import ControllerDeployment, RemoteController
 from .credentials import Credentials
 from .exchange import Follower
 from .heap import freeze_heap
+from .memory import Memory
 from .pace import Pace
 from .planning import PolicyPlanner
 from .remote import Address, ProposerLink, RemoteProposerPort, RemoteRoundPort
@@ -84,6 +85,7 @@ class EngineDeployment:
         shape = read_shape(parsed.model_source)
         config, grammars = engine_config(parsed, shape), model_grammars(parsed, shape)
         self._backend: EngineBackend = cell_backend(parsed, config, self._round_port, ports, self._planner, grammars)
+        self._memory = Memory(self._backend.engine)
         cell_id, reached = self._backend.cell_id, RemoteController(controller)
         gate = Gate(Credentials(parsed.api_keys), parsed.limits)
         follower = Follower(
@@ -124,7 +126,7 @@ class EngineDeployment:
         return self._describe()
 
     def _describe(self) -> dict[str, Any]:
-        return cell_report(self._backend.engine)
+        return cell_report(self._backend.engine, self._memory)
 
     def check_health(self) -> None:
         """Raise when the round loop has ended, so that Serve replaces the replica."""
@@ -140,7 +142,9 @@ class EngineDeployment:
     def _wants_drafts(self) -> bool:
         """Return whether a proposer should be there: until drafts are measured, and while somebody may have some."""
         assert self._link is not None
-        return not self._ready or self._planner.wants("draft", self._link.connected, time.monotonic())
+        if not self._ready:
+            return True
+        return self._planner.wants("draft", self._link.connected, time.monotonic(), self._memory.short())
 
     async def _locate_proposer(self) -> Address:
         assert self._proposer is not None

@@ -184,10 +184,13 @@ class PolicyPlanner:
         """Begin to keep account of who wants the proposer `name`, for `wants`."""
         self._demands[name] = Demand(name, idle_s)
 
-    def wants(self, name: str, reached: bool, now_s: float) -> bool:
-        """Return whether the proposer should be there, given whether it is; `now_s` is on the clock of `plan`."""
+    def wants(self, name: str, reached: bool, now_s: float, memory_short: bool = False) -> bool:
+        """Return whether the proposer should be there, given whether it is and whether KV pages are short.
+
+        `now_s` is on the clock of `plan`.
+        """
         silent = frozenset(tier for tier, end_s in self._silent_until.items() if now_s < end_s)
-        return self._demands[name].wanted(stance(name, self._policies, silent), reached, now_s)
+        return self._demands[name].wanted(stance(name, self._policies, silent), reached, now_s, memory_short)
 
     def arrived(self, now_s: float) -> None:
         """Note that a request arrived, for the arrival rate."""

@@ -164,6 +164,7 @@ def _run_inline(settings: ServiceSettings) -> int:
     from .cellreport import cell_report
     from .controller import Controller
     from .exchange import Follower
+    from .memory import Memory
     from .planning import PolicyPlanner
 
     async def main() -> None:
@@ -171,7 +172,8 @@ def _run_inline(settings: ServiceSettings) -> int:
         controller = Controller(prepared_store(settings, time.time()))
         planner = PolicyPlanner(controller.snapshot.active.policy)
         backend = inline_backend(settings, planner)
-        follower = Follower(backend.cell_id, planner, lambda: cell_report(backend.engine), controller)
+        memory = Memory(backend.engine)
+        follower = Follower(backend.cell_id, planner, lambda: cell_report(backend.engine, memory), controller)
         await follower.once()
         await backend.start()
         backend.export_telemetry()

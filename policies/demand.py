@@ -8,6 +8,7 @@ from .document import DEFAULT_TIER, Policy
 
 _FIRST_PATIENCE_S, _MOST_PATIENCE_S = 60.0, 3600.0
 _FRESH_S = 5.0
+_SHORT_IDLE_S = 30.0
 _NEVER = float("-inf")
 
 Stance = Literal["never", "on_request", "may"]
@@ -43,6 +44,7 @@ class Demand:
     A kind that is not chosen for `idle_s` is let go. If requests came that could have had it, it was the policy that
     did without: then it is asked for again after a minute, and after twice as long each time, as it takes memory and
     a start to find out. Requests that name it do not wait.
+    While KV pages are short it is let go sooner, and only requests that name it bring it back.
     """
 
     name: str
@@ -63,22 +65,23 @@ class Demand:
         elif any(self._may_have(view, policies) for view in requests):
             self.asked_s = now_s
 
-    def wanted(self, now: Stance, reached: bool, now_s: float) -> bool:
+    def wanted(self, now: Stance, reached: bool, now_s: float, memory_short: bool = False) -> bool:
         """Return whether the kind should be there, given whether it is."""
+        idle_s = min(self.idle_s, _SHORT_IDLE_S) if memory_short else self.idle_s
         if not reached:
             self.reached_s = None
         elif self.reached_s is None:
             self.reached_s = now_s
         if now != "may":
             self.again_s, self.patience_s = _NEVER, _FIRST_PATIENCE_S
-            return now == "on_request" and now_s - self.insisted_s <= (self.idle_s if reached else _FRESH_S)
+            return now == "on_request" and now_s - self.insisted_s <= (idle_s if reached else _FRESH_S)
         if self.reached_s is None:
             asked = now_s >= self.again_s and now_s - self.asked_s <= _FRESH_S
-            return asked or now_s - self.insisted_s <= _FRESH_S
+            return (asked and not memory_short) or now_s - self.insisted_s <= _FRESH_S
         used_s = max(self.reached_s, self.chosen_s)
-        if now_s - used_s <= self.idle_s:
+        if now_s - used_s <= idle_s:
             return True
-        if self.asked_s - used_s > self.idle_s / 2:
+        if self.asked_s - used_s > idle_s / 2:
             self.again_s = now_s + self.patience_s
             self.patience_s = min(2 * self.patience_s, _MOST_PATIENCE_S)
         self.reached_s = None

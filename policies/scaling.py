@@ -33,14 +33,13 @@ class CellLoad:
 
 @dataclass(frozen=True, slots=True)
 class ProposerLoad:
-    """One kind of proposer: whether a tier's policy may use it, the share of time its drafts keep a replica busy, added
-    up over the cells, how many cells ask, when it was last asked for, and whether KV pages are short."""
+    """One kind of proposer: whether a cell wants it (`Demand`), the share of time its drafts keep a replica busy, added
+    up over the cells, how many cells ask, and when it was last asked for."""
 
     wanted: bool
     busy: float
     num_cells: int
     asked_s: float
-    memory_short: bool = False
 
 
 def cells_wanted(cells: Sequence[CellLoad], bounds: Bounds) -> int:
@@ -62,13 +61,12 @@ def cells_wanted(cells: Sequence[CellLoad], bounds: Bounds) -> int:
 def proposers_wanted(load: ProposerLoad, now: int, now_s: float, bounds: Bounds) -> int:
     """Return how many replicas of one kind of proposer there should be.
 
-    None when no tier may use it, and when nobody asked for a while or, with KV pages short, just now: its memory goes
-    to those who need it. A cell keeps to one replica, so there are never more than cells.
+    None when no cell wants it, and when nobody asked for a while. A cell keeps to one replica, so there are never more
+    than cells.
     """
     if not load.wanted:
         return 0
-    idle_s = now_s - load.asked_s
-    if idle_s > _IDLE_S or (load.memory_short and load.busy <= 0.0):
+    if now_s - load.asked_s > _IDLE_S:
         return bounds.within(0)
     most = Bounds(max(bounds.least, 1), max(min(bounds.most, load.num_cells), 1))
     if now == 0 or load.busy > _BUSY * now:

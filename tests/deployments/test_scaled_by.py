@@ -2,14 +2,23 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 
 import pytest
+from support.cells import FixedPlanner
+from support.rounds import TokenRounds, token_engine
 
 from specserve.deployments import remote
+from specserve.deployments.cellreport import cell_report
 from specserve.deployments.hosts import Address, ProposerHost
+from specserve.deployments.memory import Memory
 from specserve.deployments.pace import Pace
+from specserve.deployments.planning import PolicyPlanner
 from specserve.deployments.remote import ProposerLink, RemoteProposerPort
+from specserve.policies.document import simple_policy
+from specserve.policies.scaling import Bounds, ProposerLoad, proposers_wanted
 from specserve.service.messages import ProposeBatch, ProposeRow, Sampling
+from specserve.service.ports import RequestView
 from specserve.service.proposers.prompt_lookup import PromptLookupProposer
 from specserve.service.stats import EngineStats
 
@@ -67,3 +76,26 @@ def test_a_link_asks_for_an_address_and_keeps_a_connection_only_while_it_is_want
             await host.server.stop()
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_pages_that_run_short_take_an_idle_proposers_replica_down_and_bring_it_back_when_they_are_free_again() -> None:
+    """A script of seconds: the pool fills, a request is preempted; then it empties. Requests come all the time."""
+    engine = token_engine(TokenRounds(16, 4), FixedPlanner(None, 0))
+    clock = [0.0]
+    memory = Memory(engine, lambda: clock[0])
+    planner = PolicyPlanner(simple_policy("fixed:2"))
+    planner.watch_demand("draft", 300.0)
+    views, replicas, seen = [RequestView("r", "default", "auto", None, None, 20, 500)], 1, list[int]()
+    for second in range(400):
+        clock[0] = float(second)
+        engine.counters.preempted += 100 <= second < 110
+        reachable = frozenset({"draft"} if second < 50 and replicas else ())
+        planner.plan(views, reachable, clock[0])
+        assert cell_report(engine, memory)["memory_short"] == (100 <= second < 139)
+        wanted = planner.wants("draft", replicas > 0, clock[0], memory.short())
+        load = ProposerLoad(wanted, 0.0, int(wanted), clock[0])
+        replicas = proposers_wanted(load, replicas, clock[0], Bounds(0, 1))
+        seen.append(replicas)
+    assert [count for count, _ in groupby(seen)] == [1, 0, 1]
+    assert seen[99:101] == [1, 0]
+    assert seen.index(0) + 60 <= len(seen) - seen[::-1].index(0) < 400

@@ -89,3 +89,26 @@ def test_a_kind_the_policy_does_without_is_asked_for_again_ever_more_seldom_but_
     assert demand.wanted("may", False, now_s)
     demand.note([Asking(proposer="draft")], [ON], True, now_s)
     assert demand.patience_s == 60.0
+
+
+def test_short_memory_takes_a_kind_that_does_not_draft_and_leaves_one_that_does() -> None:
+    drafting, idle = Demand("draft", idle_s=300.0), Demand("draft", idle_s=300.0)
+    for second in range(100):
+        drafting.note([Asking()], [ON], True, float(second))
+        idle.note([Asking()], [ON], second < 50, float(second))
+        assert drafting.wanted("may", True, float(second), memory_short=True)
+        assert idle.wanted("may", second < 80, float(second), memory_short=second > 60) == (second < 80)
+
+
+def test_what_short_memory_took_comes_back_after_it_at_a_price_or_at_once_by_name() -> None:
+    demand = Demand("draft", idle_s=300.0)
+    demand.note([Asking()], [ON], True, 0.0)
+    assert demand.wanted("may", True, 0.0)
+    demand.note([Asking()], [ON], False, 31.0)
+    assert not demand.wanted("may", True, 31.0, memory_short=True)
+    demand.note([Asking()], [ON], False, 200.0)
+    assert not demand.wanted("may", False, 200.0, memory_short=True)
+    assert demand.wanted("may", False, 200.0)
+    demand.note([Asking(proposer="draft")], [ON], False, 201.0)
+    assert demand.wanted("may", False, 201.0, memory_short=True)
+    assert demand.patience_s == 120.0

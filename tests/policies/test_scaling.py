@@ -25,17 +25,12 @@ def test_cells_follow_the_queue_and_the_round_time_up_and_leave_one_by_one() -> 
     assert cells_wanted([], bounds) == 1
 
 
-def test_a_kind_that_no_tier_wants_or_nobody_asked_for_goes_and_comes_back_when_asked() -> None:
+def test_a_kind_that_no_cell_wants_or_nobody_asked_for_goes_and_comes_back_when_asked() -> None:
     assert proposers_wanted(DRAFT, 1, 101.0, SOME) == 1
     assert proposers_wanted(replace(DRAFT, wanted=False), 3, 101.0, SOME) == 0
     assert proposers_wanted(DRAFT, 1, 200.0, SOME) == 0
     assert proposers_wanted(DRAFT, 1, 200.0, Bounds(1, 8)) == 1
     assert proposers_wanted(DRAFT, 0, 101.0, SOME) == 1
-
-
-def test_short_memory_takes_a_proposer_that_is_not_drafting_but_none_that_is() -> None:
-    assert proposers_wanted(replace(DRAFT, memory_short=True, busy=0.0), 2, 101.0, SOME) == 0
-    assert proposers_wanted(replace(DRAFT, memory_short=True), 1, 101.0, SOME) == 1
 
 
 @pytest.mark.parametrize(("busy", "now", "wanted"), [(0.9, 1, 2), (3.0, 1, 4), (9.0, 2, 4), (0.9, 2, 2), (0.4, 2, 1)])
