@@ -62,13 +62,43 @@ def _most_mb(cells: Sequence[Cell]) -> float | None:
 
 def ranking(cells: Sequence[Cell]) -> str:
     """Return the standings as a markdown table: a line a proposer, a column a workload and concurrency."""
-    places = list(dict.fromkeys((cell.concurrency, cell.workload) for cell in cells))
-    head = ("proposer", "MB", *(f"{workload.replace('_', '-')}, {level} at once" for level, workload in places))
+    places = _places(cells)
     rows = [
         (one.proposer or "plain", _mb(one), *(_shown(one.fastest.get(place)) for place in places))
         for one in standings(cells)
     ]
+    return _table(("proposer", "MB", *map(_place_name, places)), rows)
+
+
+def tokens_by_length(cells: Sequence[Cell]) -> str:
+    """Return a markdown table of the tokens per round at every draft length, laid out like the ranking."""
+    places = _places(cells)
+    found: dict[tuple[str, Place], list[str]] = {}
+    for cell in cells:
+        rounds = cell.figures.tokens_per_round
+        if cell.proposer is not None and rounds is not None:
+            shown = f"{_length(cell)}: {rounds:.2f}"
+            found.setdefault((cell.proposer, (cell.concurrency, cell.workload)), []).append(shown)
+    names = dict.fromkeys(name for name, _ in found)
+    rows = [(name, *(", ".join(found.get((name, place), ["-"])) for place in places)) for name in names]
+    return _table(("tokens per round", *map(_place_name, places)), rows)
+
+
+def _places(cells: Sequence[Cell]) -> list[Place]:
+    return list(dict.fromkeys((cell.concurrency, cell.workload) for cell in cells))
+
+
+def _place_name(place: Place) -> str:
+    concurrency, workload = place
+    return f"{workload.replace('_', '-')}, {concurrency} at once"
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, tuple("---" for _ in head), *rows))
+
+
+def _length(cell: Cell) -> str:
+    return cell.mode.removeprefix("fixed:")
 
 
 def _mb(one: Standing) -> str:
@@ -83,7 +113,7 @@ def _shown(cell: Cell | None) -> str:
         return f"{figures.tokens_per_s:.0f} tokens/s"
     rounds = "?" if figures.tokens_per_round is None else f"{figures.tokens_per_round:.2f}"
     efficiency = "-" if figures.draft_efficiency is None else f"{figures.draft_efficiency:.0%}"
-    return f"{ratio:.2f} ({cell.mode.removeprefix('fixed:')}: {rounds}, {efficiency})"
+    return f"{ratio:.2f} ({_length(cell)}: {rounds}, {efficiency})"
 
 
 MEANINGS = """\

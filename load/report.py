@@ -15,7 +15,7 @@ from .hardware import commit, hardware
 from .plan import Plan
 from .plot import draw
 from .ranking import MEANINGS as RANKING_MEANINGS
-from .ranking import ranking, standings
+from .ranking import ranking, standings, tokens_by_length
 
 PLOT_NAME = "throughput.png"
 
@@ -130,7 +130,11 @@ def markdown(run: Run, missed: Sequence[str], plot: str | None) -> str:
         f"{machine['memory_gb']} GB, {machine['system']}." + (f" Compared with {versions}." if versions else ""),
         f"```sh\n{command()}\n```",
         f"![Tokens per second and ratios]({plot})" if plot is not None else "",
-        *(("## Proposers", ranking(run.cells), RANKING_MEANINGS) if plan.proposers else ()),
+        *(
+            ("## Proposers", ranking(run.cells), RANKING_MEANINGS, tokens_by_length(run.cells))
+            if plan.proposers
+            else ()
+        ),
         "## Budgets",
         _listed(missed) or "None was missed.",
         _listed(doubts(run.cells, run.rivals)),

@@ -13,7 +13,7 @@ from specserve.load import lineup
 from specserve.load.budgets import doubts, outdone
 from specserve.load.cells import Cell, cells_of
 from specserve.load.figures import Figures, Pass, Ratios, Sample, figures
-from specserve.load.ranking import ranking, standings
+from specserve.load.ranking import ranking, standings, tokens_by_length
 
 FIGURES: Figures = figures(Pass((Sample((0.1, 0.2), 0.2, 10, 4, 8),), 1.0))
 QUICK = ["bench", "--prompts", "1", "--max-tokens", "8", "--repeats", "1", "--concurrency", "1"]
@@ -59,6 +59,7 @@ def test_a_proposer_stands_at_its_fastest_length_in_each_place() -> None:
         "| plain | - | 10 tokens/s | - |",
         "| suffix | +10 | 3.00 (8: 3.50, 25%) | 5.00 (2: 1.67, 50%) |",
     ]
+    assert tokens_by_length(cells).splitlines()[2:] == ["| suffix | 2: 1.67, 8: 3.50 | 2: 1.67, 8: 1.67 |"]
 
 
 def test_memory_is_unknown_where_servers_were_not_ours() -> None:
