@@ -82,7 +82,9 @@ def target_and_attached(
     if not skips and not folders:
         return Target(model, settings.num_pages, settings.page_tokens), {}
     head = head or head_of(model)
-    attached, features = attach(folders, model, head, settings.num_pages, settings.page_tokens)
+    attached, features = attach(
+        folders, model, head, settings.num_pages, settings.page_tokens, settings.head_drafts == "tree"
+    )
     target = Target(model, settings.num_pages, settings.page_tokens, features)
     if skips:
         check_layers(model)

@@ -41,6 +41,9 @@ class ServiceSettings(BaseModel):
     eagle3: str | None = Field(None, description="The folder of an EAGLE-3 head made for the target.")
     medusa: str | None = Field(None, description="The folder of Medusa heads made for the target.")
     mtp: str | None = Field(None, description="A folder with the target's MTP module; it may be the target's own.")
+    head_drafts: Literal["tree", "chain"] = Field(
+        "tree", description="What `eagle`, `eagle3`, `medusa` and `mtp` draft for greedy requests; others get chains."
+    )
     layer_skip: tuple[int, ...] | str | None = Field(
         None, description="Layers that the target leaves out to draft for itself, or a file of `train layer_skip`."
     )

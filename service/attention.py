@@ -19,8 +19,8 @@ ATTENTION_NAME = "specserve_paged"
 class Sequence:
     """One request in a packed batch: its query rows `[start, end)` and the slots of its whole context.
 
-    With `parents` the query rows are the nodes of a tree, which see the way to themselves instead of all before them.
-    Shapes: `slots` [context] int64, in order of position; the last `end - start` of them are the query rows' own.
+    With `parents` the query rows are the last nodes of a tree, which see the way to themselves instead of all before
+    them. Shapes: `slots` [context] int64, in order of position, a tree's by node; the last are the query rows' own.
     """
 
     start: int
@@ -31,15 +31,15 @@ class Sequence:
     def allowed(self, window: int | None) -> torch.Tensor:
         """Return [rows, context], True where a row may look."""
         rows, context = self.end - self.start, len(self.slots)
-        before = context - rows
         own = torch.arange(rows) if self.parents is None else torch.tensor(depths(self.parents))
-        query_positions = (before + own).unsqueeze(1)
+        before = context - len(own)
+        query_positions = (before + own[-rows:]).unsqueeze(1)
         key_positions = torch.cat((torch.arange(before), before + own)).unsqueeze(0)
         seen = key_positions <= query_positions
         if self.parents is not None:
             seen[:, before:] = False
-            for node, path in enumerate(paths(self.parents)):
-                seen[node, [before + other for other in path]] = True
+            for row, path in enumerate(paths(self.parents)[-rows:]):
+                seen[row, [before + other for other in path]] = True
         return seen if window is None else seen & (key_positions > query_positions - window)
 
 
@@ -128,7 +128,7 @@ def _mask(layout: PackedLayout, sequence: Sequence, window: int | None, group: i
     key = (sequence.start, window, group)
     if key not in layout.masks:
         rows, context = sequence.end - sequence.start, len(sequence.slots)
-        if rows == 1 and (window is None or context <= window):
+        if rows == 1 and sequence.parents is None and (window is None or context <= window):
             layout.masks[key] = None
         else:
             layout.masks[key] = sequence.allowed(window).repeat(group, 1).to(sequence.slots.device)

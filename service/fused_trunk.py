@@ -20,7 +20,7 @@ from .kernels.native import BLOCK_SLOTS, DTYPES, library, pointer
 from .messages import ScoreRow
 from .packed_linear import Linear, LinearKind, PackedLinear
 from .skipping import NOTHING, Skip
-from .slots import moved_slots
+from .slots import moved_slots, slots_at
 from .trees import depths, paths
 
 LOG = logging.getLogger(__name__)
@@ -193,13 +193,13 @@ class _Packed:
 
     def __init__(self, rows: Sequence[ScoreRow], page_tokens: int) -> None:
         counts = [len(row.token_ids) for row in rows]
-        starts = [row.start_position for row in rows]
         self.num_sequences = len(rows)
         self.token_ids = np.fromiter((token for row in rows for token in row.token_ids), np.int64, sum(counts))
         row_starts = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(counts, out=row_starts[1:])
-        first = np.array(starts, np.int64)
-        positions = np.arange(len(self.token_ids)) - np.repeat(row_starts[:-1] - first, counts)
+        first = np.array([row.start_position for row in rows], np.int64)
+        places = np.array([row.first_place for row in rows], np.int64)
+        positions = np.arange(len(self.token_ids)) - np.repeat(row_starts[:-1] - places, counts)
         per_page = page_tokens // BLOCK_SLOTS
         tables = [np.array(row.block_table, np.int64) for row in rows]
         pages = np.concatenate(tables)
@@ -208,7 +208,7 @@ class _Packed:
         np.cumsum([len(table) * per_page for table in tables], out=block_starts[1:])
         place = positions // BLOCK_SLOTS + np.repeat(block_starts[:-1], counts)
         slots = blocks[place] * BLOCK_SLOTS + positions % BLOCK_SLOTS
-        path_starts, path_slots = _paths(rows, row_starts, positions, slots)
+        path_starts, path_slots = _paths(rows, row_starts, positions, page_tokens)
         self._alive = (positions, slots, blocks, block_starts, row_starts, first, path_starts, path_slots)
         (
             self.positions_at,
@@ -223,7 +223,7 @@ class _Packed:
 
 
 def _paths(
-    rows: Sequence[ScoreRow], row_starts: Numbers, positions: Numbers, slots: Numbers
+    rows: Sequence[ScoreRow], row_starts: Numbers, positions: Numbers, page_tokens: int
 ) -> tuple[Numbers | None, Numbers | None]:
     """Return where each packed row's path begins, and the slots of all paths; None and None where nothing is a tree.
 
@@ -236,11 +236,12 @@ def _paths(
     for row, start in zip(rows, row_starts[:-1].tolist(), strict=True):
         if row.parents is None:
             continue
-        offsets = np.array(depths(row.parents), np.int64)
-        end = start + len(offsets)
-        positions[start:end] = row.start_position + offsets
-        lengths[start + 1 : end + 1] = offsets + 1
-        found.extend(slots[start + np.array(path)] for path in paths(row.parents))
+        count = len(row.token_ids)
+        offsets = np.array(depths(row.parents)[-count:], np.int64)
+        positions[start : start + count] = row.start_position + offsets
+        lengths[start + 1 : start + count + 1] = offsets + 1
+        slots = slots_at(row.block_table, range(row.start_position, row.first_place + count), page_tokens)
+        found.extend(slots[np.array(path)] for path in paths(row.parents)[-count:])
     return np.cumsum(lengths), np.concatenate(found)
 
 

@@ -55,7 +55,8 @@ class ScoreRow:
 
     The last `num_sampled` positions (0 for a prefill chunk that is not the last) go on to the verifier.
     With `parents` the tokens are a draft tree (`trees.py`; the first is node 0): their KV rows go to consecutive slots
-    all the same, but a token's position is `start_position` plus its depth, and it sees only the nodes on its way.
+    all the same, but a token's position is `start_position` plus its depth, and it sees only the nodes on its way. A
+    head, which grows its tree, feeds new nodes alone: then the tokens are the last nodes, after those already there.
     `moved_from`: the KV rows of the last positions before `start_position` are still in the slots of these, where an
     earlier tree put them; they are moved before anything is computed.
     Size: 4 * (tokens + parents + moved + pages) + id.
@@ -68,6 +69,11 @@ class ScoreRow:
     block_table: tuple[int, ...]
     parents: tuple[int, ...] | None = None
     moved_from: tuple[int, ...] = ()
+
+    @property
+    def first_place(self) -> int:
+        """The place, counted as positions are, of the slot for the KV row of the first of `token_ids`."""
+        return self.start_position + (0 if self.parents is None else len(self.parents) + 1 - len(self.token_ids))
 
 
 @dataclass(frozen=True, slots=True)

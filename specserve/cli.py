@@ -150,6 +150,12 @@ def _serve(parser: Parser) -> None:
         "--suffix-drafts", choices=("tree", "chain"), help="what suffix decoding drafts (default: tree)"
     )
     parser.add_argument(
+        "--head-drafts",
+        choices=("tree", "chain"),
+        help="what heads draft for greedy requests, as many tokens either way: a tree of likely continuations, or the"
+        " likeliest one; sampled requests get chains (default: tree)",
+    )
+    parser.add_argument(
         "--proposers",
         type=_comma_separated,
         metavar="A,B",

@@ -12,6 +12,7 @@ from ..messages import AttachedName
 from ..models import LoadedModel
 from ..packed_linear import Head
 from ..ports import Proposer
+from .confidence_tree import TreeLimits
 from .eagle import load_eagle
 from .eagle3 import load_eagle3
 from .feature_rows import RowHead, RowProposer
@@ -27,11 +28,16 @@ LOADERS: Mapping[AttachedName, Callable[[Path, LoadedModel, Head], RowHead | Med
 
 
 def attach(
-    folders: Mapping[AttachedName, Path], model: LoadedModel, readout: Head, num_pages: int, page_tokens: int
+    folders: Mapping[AttachedName, Path],
+    model: LoadedModel,
+    readout: Head,
+    num_pages: int,
+    page_tokens: int,
+    trees: bool = True,
 ) -> tuple[dict[str, Proposer], FeaturePages | None]:
     """Return the proposers of the heads in `folders`, and the pages that `model`'s target is to fill for them all.
 
-    `readout` is the model's own head, for those that have none.
+    `readout` is the model's own head, for those that have none. With `trees` greedy requests get trees, else chains.
 
     Raises: ModelUnsupportedError when a head was made for another target.
     """
@@ -47,9 +53,10 @@ def attach(
     for name, head in heads.items():
         cast(nn.Module, head).to(weight.device)
         if isinstance(head, MedusaHeads):
-            made[name] = MedusaProposer(head, features)
+            made[name] = MedusaProposer(head, features, trees)
         else:
             made[name] = RowProposer(
-                name, head, embed, features, num_pages, page_tokens, model.shape.max_positions, model.shape.vocab_size
-            )
+                name, head, embed, features, num_pages, page_tokens, model.shape.max_positions, model.shape.vocab_size,
+                TreeLimits() if trees else None,
+            )  # fmt: skip
     return made, features

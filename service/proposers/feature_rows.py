@@ -14,8 +14,9 @@ from torch import nn
 from ..features import FeaturePages
 from ..messages import DraftBatch, ProposeBatch, ProposeRow, ScoreRow
 from .choosing import Chain, extend
+from .confidence_tree import ConfidenceTree, TreeLimits
 from .head_block import HeadBlock
-from .held import updated_tokens
+from .held import common_prefix, updated_tokens
 from .paged_block import packed, paged_block
 
 MAX_FED_ROWS = 512
@@ -72,15 +73,28 @@ class _Held:
 
 @dataclass(slots=True)
 class _Growing:
-    """A chain with the layer's output, or the hidden state made of it, that its next row goes on from."""
+    """A draft, and how many of the rows fed last are its own."""
 
-    chain: Chain
+    draft: Chain | ConfidenceTree
     held: _Held
-    hidden: torch.Tensor
+    num_rows: int = 1
+
+    def feed(self) -> tuple[list[int], ScoreRow]:
+        """Return the rows to feed next, and for each the place of the one it goes on from among its own last rows."""
+        draft, table, last = self.draft, self.held.table, len(self.held.token_ids) - 2
+        if isinstance(draft, Chain):
+            return [0], ScoreRow("", last + len(draft.token_ids), (draft.token_ids[-1],), 0, table)
+        places = draft.feed()
+        self.num_rows = len(places)
+        return places, ScoreRow("", last, draft.token_ids, 0, table, draft.row_parents)
 
 
 class RowProposer:
-    """Drafts chains, all rows of a batch together."""
+    """Drafts all rows of a batch together: with `trees` trees for greedy requests, else chains.
+
+    A sampled request gets a chain. Its tokens share the target's noise, and so guess what the target will draw; a tree
+    of the likeliest tokens would not. Those of a ratio test are drawn, one after the other.
+    """
 
     def __init__(
         self,
@@ -92,13 +106,16 @@ class RowProposer:
         page_tokens: int,
         max_positions: int,
         vocab: int,
+        trees: TreeLimits | None = None,
     ) -> None:
         self.name = name
         self._head = head
         self._embed = head.embedding or embed
         self._features = features
+        self._page_tokens = page_tokens
         self._max_positions = max_positions
         self._vocab = vocab
+        self._trees = trees
         self._token_map = head.token_map
         self._block = paged_block(head.block, num_pages, page_tokens, max_positions)
         assert isinstance(head, nn.Module)
@@ -110,14 +127,18 @@ class RowProposer:
         """Return a draft for every row whose tokens are known here and whose context has room for it."""
         for request_id in batch.closed:
             self._held.pop(request_id, None)
-        grown = [self._caught_up(row) for row in batch.rows if self._update(row)]
-        active = grown
+        rows = [row for row in batch.rows if self._update(row)]
+        if not rows:
+            return DraftBatch(batch.round, (), len(self._held))
+        grown = active = [_Growing(self._seed(row), self._held[row.request_id]) for row in rows]
+        out = _joined([self._caught_up(row) for row in rows])
         while active:
-            extend([one.chain for one in active], self._logits(active))
-            active = [one for one in active if not one.chain.complete]
+            logits, hidden = self._head.leave(out)
+            self._choose(active, logits)
+            active, places, fed = _fed(active)
             if active:
-                self._advance(active)
-        return DraftBatch(batch.round, tuple(one.chain.draft() for one in grown), len(self._held))
+                out = self._forward(_picked(hidden, places), fed)
+        return DraftBatch(batch.round, tuple(one.draft.draft() for one in grown), len(self._held))
 
     def _update(self, row: ProposeRow) -> bool:
         """Take the row's new tokens and pages in; False when it cannot be drafted for."""
@@ -126,16 +147,17 @@ class RowProposer:
         if token_ids is None or row.committed_len < 2 or row.committed_len + row.gamma > self._max_positions:
             self._held.pop(row.request_id)
             return False
-        shared = min(len(held.table), len(row.block_table))
-        if row.known_len == 0 or held.table[:shared] != row.block_table[:shared]:
-            held.num_rows = 0  # the pages are others than before, and their rows with them
+        same = 0 if row.known_len == 0 else common_prefix(held.table, row.block_table)
+        held.num_rows = min(held.num_rows, same * self._page_tokens, len(token_ids) - 2)
         held.token_ids = token_ids
         held.table = row.block_table
-        held.num_rows = min(held.num_rows, len(token_ids) - 2)
         return True
 
-    def _caught_up(self, row: ProposeRow) -> _Growing:
-        """Feed the rows between those held and the last committed token; the last one begins the draft."""
+    def _seed(self, row: ProposeRow) -> Chain | ConfidenceTree:
+        return Chain(row) if self._trees is None or not row.sampling.greedy else ConfidenceTree(row, self._trees)
+
+    def _caught_up(self, row: ProposeRow) -> torch.Tensor:
+        """Feed the rows between those held and the last committed token; the output of the last begins the draft."""
         held = self._held[row.request_id]
         end = len(held.token_ids) - 1
         while held.num_rows < end:
@@ -145,36 +167,76 @@ class RowProposer:
             tokens = tuple(held.token_ids[first + 1 : last + 1])
             hidden = self._forward(hidden, [ScoreRow(row.request_id, first, tokens, 0, held.table)])
             held.num_rows = last
-        return _Growing(Chain(row), held, hidden[-1:])
+        return hidden[-1:]
 
-    def _advance(self, growing: Sequence[_Growing]) -> None:
-        """Feed every chain's last token, at the position after its last row's; nothing of this is kept."""
-        rows = [
-            ScoreRow("", len(one.held.token_ids) - 2 + len(ids), (ids[-1],), 0, one.held.table)
-            for one in growing
-            if (ids := one.chain.token_ids)
-        ]
-        out = self._forward(_joined(growing), rows)
-        for place, one in enumerate(growing):
-            one.hidden = out[place : place + 1]
+    def _choose(self, growing: Sequence[_Growing], logits: torch.Tensor) -> None:
+        """Give every chain its next token and every tree its next nodes, given the logits of the rows fed last."""
+        chains: list[Chain] = []
+        trees: list[ConfidenceTree] = []
+        of_chains: list[int] = []
+        of_trees: list[int] = []
+        end = 0
+        for one in growing:
+            first, end = end, end + one.num_rows
+            if isinstance(one.draft, Chain):
+                chains.append(one.draft)
+                of_chains.extend(range(first, end))
+            else:
+                trees.append(one.draft)
+                of_trees.extend(range(first, end))
+        if chains:
+            extend(chains, self._over_vocabulary(_picked(logits, of_chains)))
+        if trees:
+            likeliest = zip(*self._likeliest(_picked(logits, of_trees)), strict=True)
+            for tree in trees:
+                tree.grow(likeliest)
+
+    def _likeliest(self, logits: torch.Tensor) -> tuple[list[list[int]], list[list[float]]]:
+        """Return the target's ids and log-probabilities of each row's likeliest tokens, both [rows, width]."""
+        assert self._trees is not None
+        exact = logits if logits.dtype == torch.float64 else logits.float()
+        log_probs, ids = exact.log_softmax(-1).topk(min(self._trees.width, logits.shape[-1]))
+        return (ids if self._token_map is None else self._token_map[ids]).tolist(), log_probs.tolist()
 
     def _forward(self, hidden: torch.Tensor, rows: Sequence[ScoreRow]) -> torch.Tensor:
-        """Return what the layer makes of packed rows, whose keys and values it writes to the rows' slots."""
+        """Return what the layer makes of packed rows, whose keys and values it writes to the rows' slots.
+
+        Drafted rows are not counted as held: the next rows of the target's own hidden states are written over them.
+        """
         token_ids = torch.tensor([token for row in rows for token in row.token_ids], device=hidden.device)
         residual, x = self._head.enter(hidden, self._embed(token_ids))
         return self._block.run(residual, x, rows)
 
-    def _logits(self, growing: Sequence[_Growing]) -> torch.Tensor:
-        """Return logits over the target's vocabulary, -inf where the head knows no token; hidden states move on."""
-        logits, hidden = self._head.leave(_joined(growing))
-        for place, one in enumerate(growing):
-            one.hidden = hidden[place : place + 1]
+    def _over_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return logits over the target's vocabulary, -inf where the head knows no token."""
         if self._token_map is None:
             return logits
-        full = logits.new_full((len(growing), self._vocab), -torch.inf)
+        full = logits.new_full((len(logits), self._vocab), -torch.inf)
         full[:, self._token_map] = logits
         return full
 
 
-def _joined(growing: Sequence[_Growing]) -> torch.Tensor:
-    return growing[0].hidden if len(growing) == 1 else torch.cat([one.hidden for one in growing])
+def _fed(growing: Sequence[_Growing]) -> tuple[list[_Growing], list[int], list[ScoreRow]]:
+    """Return the drafts that go on, and their next rows after the place of the last one that each goes on from."""
+    active: list[_Growing] = []
+    places: list[int] = []
+    fed: list[ScoreRow] = []
+    end = 0
+    for one in growing:
+        first, end = end, end + one.num_rows
+        if not one.draft.complete:
+            own, row = one.feed()
+            active.append(one)
+            places.extend(first + place for place in own)
+            fed.append(row)
+    return active, places, fed
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _picked(rows: torch.Tensor, places: list[int]) -> torch.Tensor:
+    """Return `rows` at these places, themselves where that is all of them in order."""
+    same = places == list(range(len(rows)))
+    return rows if same else rows[torch.tensor(places, device=rows.device)]

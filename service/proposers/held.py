@@ -1,5 +1,7 @@
 """What a proposer remembers of the requests it drafts for: their committed tokens, and nothing it could not lose."""
 
+from collections.abc import Sequence
+
 from ..messages import ProposeRow
 
 
@@ -11,8 +13,8 @@ def updated_tokens(held: list[int], row: ProposeRow) -> list[int] | None:
     return token_ids if len(token_ids) == row.committed_len else None
 
 
-def common_prefix(first: list[int], second: list[int]) -> int:
-    """Return how many leading tokens the two have in common."""
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return how many leading tokens, or pages, the two have in common."""
     count = 0
     for left, right in zip(first, second, strict=False):
         if left != right:

@@ -2,13 +2,16 @@
 
 Head i reads the target's last hidden state at position t and guesses the token at t + 2 + i. Medusa-1 and Medusa-2
 share their form; a Medusa-2 file may hold the heads under `medusa_head.`. A configuration that says `original_lm_head`,
-as vLLM's may, makes the target's own head the readout of all. What a chain gets is each head's best token.
+as vLLM's may, makes the target's own head the readout of all. A chain gets each head's best token, a tree several ones
+of each (`rank_tree.py`).
 """
 
+import functools
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +22,13 @@ from torch.nn import functional
 
 from ..errors import ModelUnsupportedError
 from ..features import FeaturePages
-from ..messages import DraftBatch, ProposeBatch
+from ..messages import Draft, DraftBatch, ProposeBatch, ProposeRow
 from ..models import LoadedModel
 from ..packed_linear import Head
 from .checkpoint import check_target, fill, read_config, read_tensors, without_copies
 from .choosing import Chain, extend
 from .paged_block import packed
+from .rank_tree import Accuracies, RankTree, likeliest_tree, stated_accuracies
 
 LOG = logging.getLogger(__name__)
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors", "pytorch_model.bin")
@@ -68,6 +72,7 @@ class MedusaHeads(nn.Module):
         self.hidden = hidden
         self.vocab = vocab
         self.taps = (tap,)
+        self.accuracies: Accuracies = stated_accuracies({}, num_heads)
         self.shared = readout is not None
         self._readout = readout
         self.medusa_head = nn.ModuleList()
@@ -81,37 +86,79 @@ class MedusaHeads(nn.Module):
         return out if self._readout is None else self._readout(out)
 
 
+@dataclass(slots=True)
+class _Ranked:
+    """A tree being filled in: `best` holds the best tokens of each head that was asked, by rank."""
+
+    row: ProposeRow
+    tree: RankTree
+    best: list[list[int]] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """True when every head that the tree has nodes of was asked."""
+        return len(self.best) > max(self.tree.heads, default=-1)
+
+    def draft(self) -> Draft:
+        """Return the finished message."""
+        tokens = tuple(self.best[head][rank] for head, rank in zip(self.tree.heads, self.tree.ranks, strict=True))
+        return Draft(self.row.request_id, self.row.committed_len, tokens, parents=self.tree.parents)
+
+
 class MedusaProposer:
-    """Drafts chains of as many tokens as there are heads; keeps nothing."""
+    """Drafts with `trees` trees for greedy requests, else chains of as many tokens as there are heads; keeps nothing.
+
+    A sampled request gets a chain, whose tokens share the target's noise: they guess what the target will draw.
+    """
 
     name = "medusa"
 
-    def __init__(self, heads: MedusaHeads, features: FeaturePages) -> None:
+    def __init__(self, heads: MedusaHeads, features: FeaturePages, trees: bool = False) -> None:
         self._heads = heads
         self._features = features
+        self._trees = trees
+        self._tree_of = functools.cache(functools.partial(likeliest_tree, heads.accuracies))
+        self._num_ranks = max(map(len, heads.accuracies))
         packed(heads)
 
     @torch.inference_mode()
     def propose(self, batch: ProposeBatch) -> DraftBatch:
         """Return a draft for every row with at least two tokens, the least that a hidden state stands behind."""
         rows = [row for row in batch.rows if row.committed_len > 1]
-        chains = [Chain(row) for row in rows]
         if not rows:
             return DraftBatch(batch.round, (), 0)
+        growing = [self._seed(row) for row in rows]
         places = [row.moved_from[-1] if row.moved_from else row.committed_len - 2 for row in rows]
         states = [
             self._features.read(row.block_table, (place,), self._heads.taps)
             for row, place in zip(rows, places, strict=True)
         ]
         hidden = torch.cat(states)
-        active = list(range(len(chains)))
+        active = list(range(len(growing)))
         for index in range(len(self._heads.medusa_head)):
-            active = [place for place in active if not chains[place].complete]
+            active = [place for place in active if not growing[place].complete]
             if not active:
                 break
-            some = hidden if len(active) == len(chains) else hidden[torch.tensor(active, device=hidden.device)]
-            extend([chains[place] for place in active], self._heads(some, index), drawn=False)
-        return DraftBatch(batch.round, tuple(chain.draft() for chain in chains), 0)
+            some = hidden if len(active) == len(rows) else hidden[torch.tensor(active, device=hidden.device)]
+            _fill([growing[place] for place in active], self._heads(some, index), self._num_ranks)
+        return DraftBatch(batch.round, tuple(one.draft() for one in growing), 0)
+
+    def _seed(self, row: ProposeRow) -> Chain | _Ranked:
+        return _Ranked(row, self._tree_of(row.gamma)) if self._trees and row.sampling.greedy else Chain(row)
+
+
+def _fill(growing: Sequence[Chain | _Ranked], logits: torch.Tensor, num_ranks: int) -> None:
+    """Give every draft what the next head guesses, whose `logits` are [len(growing), vocab]."""
+    chains = {place: one for place, one in enumerate(growing) if isinstance(one, Chain)}
+    if chains:
+        some = logits if len(chains) == len(growing) else logits[torch.tensor(list(chains), device=logits.device)]
+        extend(list(chains.values()), some, drawn=False)
+    if len(chains) == len(growing):
+        return
+    best = logits.topk(num_ranks).indices.tolist()
+    for one, tokens in zip(growing, best, strict=True):
+        if isinstance(one, _Ranked):
+            one.best.append(tokens)
 
 
 def load_medusa(folder: Path, model: LoadedModel, readout: Head) -> MedusaHeads:
@@ -141,6 +188,7 @@ def load_medusa(folder: Path, model: LoadedModel, readout: Head) -> MedusaHeads:
         num_heads, num_layers, hidden, model.shape.vocab_size, tap, bias, readout if shared else None
     ).to(model.dtype)
     fill(heads, tensors, folder)
+    heads.accuracies = stated_accuracies(stated, num_heads)
     LOG.info(
         "Medusa heads %s: %d heads of %d blocks, read after the final norm, readout %s", folder, num_heads, num_layers,
         "the target's" if shared else "their own",

@@ -14,6 +14,7 @@ from ..kernels.native import BLOCK_SLOTS, DTYPES, library
 from ..messages import ScoreRow
 from ..packed_linear import PackedLinear
 from ..slots import slots_at
+from ..trees import depths
 from .head_block import HeadBlock, angles
 
 LOG = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ class PagedBlock(Protocol):
     def run(self, residual: torch.Tensor, x: torch.Tensor, rows: Sequence[ScoreRow]) -> torch.Tensor:
         """Return the layer's output [total, hidden] for the packed inputs of `rows`, which see all rows before them.
 
-        Of `rows` only places count: positions, number of tokens, pages.
+        Of `rows` only places count: positions, number of tokens, pages, parents.
         """
         ...
 
@@ -52,11 +53,12 @@ class ModuleBlock:
         start = 0
         for row in rows:
             count = len(row.token_ids)
-            places = range(row.start_position + count)
+            places = range(row.first_place + count)
             slots = torch.from_numpy(slots_at(row.block_table, places, self._page_tokens)).to(device)
-            packed.append(Packed(start, start + count, slots))
-            written.append(slots[row.start_position :])
-            positions.extend(range(row.start_position, row.start_position + count))
+            packed.append(Packed(start, start + count, slots, row.parents))
+            written.append(slots[row.first_place :])
+            offsets = range(count) if row.parents is None else depths(row.parents)[-count:]
+            positions.extend(row.start_position + offset for offset in offsets)
             start += count
         layout = PackedLayout(self._keys, self._values, torch.cat(written), tuple(packed), padded=device.type != "cpu")
 

@@ -10,8 +10,18 @@ import torch
 from torch.nn import functional
 
 from ..proposers.medusa import MedusaHeads, save_medusa
+from ..proposers.rank_tree import NUM_RANKS
 from .dataset import Dataset
-from .heads import Labelled, Shares, accepted_shares, frozen_target, train_head, training_record
+from .heads import (
+    WINDOWS_AT_ONCE,
+    Labelled,
+    Shares,
+    accepted_shares,
+    frozen_target,
+    held_out_windows,
+    train_head,
+    training_record,
+)
 from .loop import Phase, Point, Recipe
 
 MEDUSA_RECIPE = Recipe(
@@ -49,7 +59,9 @@ def train_medusa(
         recipe,
         run_dir,
     )
-    save_medusa(heads, output_dir, training_record(point, shares))
+    record = training_record(point, shares)
+    record["specserve_training"]["held_out_ranks"] = held_out_ranks(heads, labelled, dataset).tolist()
+    save_medusa(heads, output_dir, record)
     return point, shares
 
 
@@ -77,3 +89,25 @@ def medusa_matches(heads: MedusaHeads, labelled: Labelled, ids: torch.Tensor) ->
     tokens = ids.shape[1] - NUM_HEADS
     drafted = [heads(states[:, :tokens], index).argmax(-1) for index in range(NUM_HEADS)]
     return accepted_shares(drafted, logits.argmax(-1), ids)
+
+
+@torch.no_grad()
+def held_out_ranks(heads: MedusaHeads, labelled: Labelled, dataset: Dataset) -> torch.Tensor:
+    """Return how often the target's token is each head's best, second best, ... one: [NUM_HEADS, NUM_RANKS].
+
+    Only positions count whose text is what the target itself would have written up to there.
+    """
+    found = []
+    for ids in held_out_windows(dataset.held_out_ids).split(WINDOWS_AT_ONCE):
+        states, logits, _ = labelled(ids)
+        best = logits.argmax(-1)
+        tokens = ids.shape[1] - NUM_HEADS
+        followed = torch.ones_like(best[:, :tokens], dtype=torch.bool)
+        shares = []
+        for index in range(NUM_HEADS):
+            followed &= index == 0 or ids[:, 1 + index : 1 + index + tokens] == best[:, index : index + tokens]
+            ranked = heads(states[:, :tokens], index).topk(NUM_RANKS).indices
+            right = (ranked == best[:, 1 + index : 1 + index + tokens, None]) & followed[..., None]
+            shares.append(right.sum((0, 1)) / followed.sum().clamp(min=1))
+        found.append(torch.stack(shares))
+    return torch.stack(found).mean(0)

@@ -1,48 +1,19 @@
-"""Heads beside the target: what they draft is what the head says, and what they keep of a request is right."""
-
-from pathlib import Path
+"""Heads beside the target that draft chains: they are what the head says, and what is kept of a request is right."""
 
 import pytest
-import torch
-from support.cells import save_tiny_llama
-from support.heads import deepseek_files, eagle3_files, eagle_files, medusa_files
+from support.attached import NAMES, WITH_ROWS, HeadsCell, dense_head
 
 from specserve.service.features import FeaturePages
 from specserve.service.messages import AttachedName, ProposeBatch, ProposeRow, Sampling, ScoreBatch, ScoreRow
-from specserve.service.models import head_of, load_model
-from specserve.service.ports import Proposer
-from specserve.service.proposers.attached import LOADERS, attach
-from specserve.service.proposers.medusa import MedusaHeads
 from specserve.service.target import Target
 
 GREEDY = Sampling()
 REJECTING = Sampling(greedy=False, temperature=0.8, seed=11, acceptance="rejection")
-LAYERS = 6
-NAMES: tuple[AttachedName, ...] = ("eagle", "eagle3", "medusa", "mtp")
-WITH_ROWS: tuple[AttachedName, ...] = ("eagle", "eagle3", "mtp")
-
-
-class HeadsCell:
-    """A target with one head of every family."""
-
-    def __init__(self, folder: Path) -> None:
-        self.model = load_model(save_tiny_llama(folder / "target", 1, layers=LAYERS), torch.float64)
-        self.folders: dict[AttachedName, Path] = {
-            "eagle": eagle_files(folder / "eagle", self.model)[0],
-            "eagle3": eagle3_files(folder / "eagle3", self.model, (2, 3, 3))[0],
-            "medusa": medusa_files(folder / "medusa", self.model)[0],
-            "mtp": deepseek_files(folder / "mtp", self.model, LAYERS)[0],
-        }
-
-    def one(self, name: AttachedName, num_pages: int, page_tokens: int) -> tuple[Proposer, FeaturePages]:
-        made, features = attach({name: self.folders[name]}, self.model, head_of(self.model), num_pages, page_tokens)
-        assert features is not None
-        return made[name], features
 
 
 @pytest.fixture(scope="module")
 def cell(tmp_path_factory: pytest.TempPathFactory) -> HeadsCell:
-    return HeadsCell(tmp_path_factory.mktemp("models"))
+    return HeadsCell(tmp_path_factory.mktemp("models"), trees=False)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -124,24 +95,10 @@ def dense_draft(
     cell: HeadsCell, name: AttachedName, features: FeaturePages, table: tuple[int, ...], tokens: list[int], gamma: int
 ) -> tuple[int, ...]:
     """The greedy draft by one dense causal forward a token, nothing kept."""
-    head = LOADERS[name](cell.folders[name], cell.model, head_of(cell.model))
-    assert not isinstance(head, MedusaHeads)
-    embed = cell.model.trunk.get_input_embeddings()
-    states = [head.fuse(features.read(table, range(len(tokens) - 1), head.taps))]
-    drafted: list[int] = []
-    for _ in range(gamma):
-        hidden = torch.cat(states)
-        residual, x = head.enter(hidden, embed(torch.tensor((tokens + drafted)[1:])))
-
-        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            group = query.shape[1] // key.shape[1]
-            scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(group, 1)) * query.shape[-1] ** -0.5
-            scores = scores.masked_fill(~torch.ones(len(query), len(query), dtype=torch.bool).tril(), float("-inf"))
-            return torch.einsum("hqk,khd->qhd", scores.softmax(-1), value.repeat_interleave(group, 1))
-
-        with torch.inference_mode():
-            logits, out = head.leave(head.block(residual, x, torch.arange(len(hidden)), attend))
-        best = logits[-1].argmax()
-        drafted.append(int(best if head.token_map is None else head.token_map[best]))
-        states.append(out[-1:])
-    return tuple(drafted)
+    logits = dense_head(
+        name, cell.folders[name], cell.model, lambda taps: features.read(table, range(len(tokens) - 1), taps), tokens
+    )
+    drafted: tuple[int, ...] = ()
+    while len(drafted) < gamma:
+        drafted = (*drafted, int(logits(drafted).argmax()))
+    return drafted

@@ -1,5 +1,8 @@
 """Medusa heads: files as they are published, drafts against the paper's formula, what is refused."""
 
+import itertools
+import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +10,7 @@ import pytest
 import torch
 from support.cells import save_tiny_llama
 from support.heads import Tensors, bare_target, medusa_files, residual_medusa_files, write_head
+from support.trees import token_paths
 from transformers import AutoModelForCausalLM
 
 from specserve.service.errors import ModelUnsupportedError
@@ -14,7 +18,9 @@ from specserve.service.messages import ProposeBatch, ProposeRow, Sampling, Score
 from specserve.service.models import LoadedModel, head_of, load_model
 from specserve.service.proposers.attached import attach
 from specserve.service.proposers.medusa import MedusaHeads, load_medusa, save_medusa
+from specserve.service.proposers.rank_tree import likeliest_tree, stated_accuracies
 from specserve.service.target import Target
+from specserve.service.trees import is_tree, paths
 
 TOKENS = tuple((5 * place) % 90 + 3 for place in range(11))
 
@@ -32,7 +38,7 @@ def reference(tensors: Tensors, head: int, state: torch.Tensor) -> torch.Tensor:
 def test_a_draft_is_every_heads_best_token_for_the_last_state(tmp_path: Path) -> None:
     model = load_model(save_tiny_llama(tmp_path / "target", 1, layers=3), torch.float64)
     folder, tensors = medusa_files(tmp_path / "heads", model)
-    made, features = attach({"medusa": folder}, model, head_of(model), 8, 16)
+    made, features = attach({"medusa": folder}, model, head_of(model), 8, 16, trees=False)
     Target(model, 8, 16, features).score(ScoreBatch(0, (ScoreRow("a", 0, TOKENS[:-1], 0, (4,)),)))
     row = ProposeRow("a", len(TOKENS), 0, TOKENS, 5, Sampling(), block_table=(4,))
     (draft,) = made["medusa"].propose(ProposeBatch(0, "medusa", (row,))).drafts
@@ -40,6 +46,56 @@ def test_a_draft_is_every_heads_best_token_for_the_last_state(tmp_path: Path) ->
     with torch.no_grad():
         state = whole.model(torch.tensor([TOKENS[:-1]])).last_hidden_state[0, -1]
     assert draft.token_ids == tuple(int(reference(tensors, head, state).argmax()) for head in range(5))
+
+
+def test_a_tree_holds_the_tokens_of_its_ranks(tmp_path: Path) -> None:
+    model = load_model(save_tiny_llama(tmp_path / "target", 1, layers=3), torch.float64)
+    folder, tensors = medusa_files(tmp_path / "heads", model, num_heads=3)
+    ranks = [[0.5, 0.2, 0.1], [0.4, 0.3, 0.1], [0.3, 0.0, 0.0]]
+    write_head(folder, {"specserve_training": {"held_out_ranks": ranks}}, tensors, "medusa_lm_head.pt")
+    made, features = attach({"medusa": folder}, model, head_of(model), 8, 16)
+    assert features is not None
+    Target(model, 8, 16, features).score(ScoreBatch(0, (ScoreRow("a", 0, TOKENS[:-1], 0, (4,)),)))
+    rows = [ProposeRow("a", len(TOKENS), 0, TOKENS, gamma, Sampling(), block_table=(4,)) for gamma in (1, 4, 7)]
+    drafts = [made["medusa"].propose(ProposeBatch(0, "medusa", (row,))).drafts[0] for row in rows]
+    state = features.read((4,), (len(TOKENS) - 2,), (3,))[0]
+    best = [reference(tensors, head, state).topk(3).indices.tolist() for head in range(3)]
+    chances = {(0,): 0.5, (1,): 0.2, (0, 0): 0.2, (0, 1): 0.15, (2,): 0.1, (1, 0): 0.08, (0, 0, 0): 0.06, (1, 1): 0.06}
+    for row, draft in zip(rows, drafts, strict=True):
+        likeliest = list(chances)[: row.gamma]
+        assert token_paths(draft) == {tuple(best[head][rank] for head, rank in enumerate(ranks)) for ranks in likeliest}
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2, 5, 12, 40])
+def test_no_tree_of_as_many_nodes_is_expected_to_be_accepted_further(num_nodes: int) -> None:
+    """The chances of all paths, sorted: none of the tree's own falls short."""
+    draw = random.Random(num_nodes)
+    accuracies = [sorted((draw.random() / 2 for _ in range(4)), reverse=True) for _ in range(3)]
+    chances = {
+        ranks: math.prod(accuracies[head][rank] for head, rank in enumerate(ranks))
+        for depth in (1, 2, 3)
+        for ranks in itertools.product(range(4), repeat=depth)
+    }
+    tree = likeliest_tree(accuracies, num_nodes)
+    assert is_tree(tree.parents, tree.ranks)
+    ways = [tuple(tree.ranks[node - 1] for node in path[1:]) for path in paths(tree.parents)[1:]]
+    found = sorted((chances[way] for way in ways), reverse=True)
+    assert found == pytest.approx(sorted(chances.values(), reverse=True)[:num_nodes])
+
+
+def test_heads_that_were_never_measured_get_a_tree_that_is_wider_near_the_root() -> None:
+    accuracies = stated_accuracies({}, 4)
+    tree = likeliest_tree(accuracies, 16)
+    per_head = [tree.heads.count(head) for head in range(4)]
+    assert sum(per_head) == 16
+    assert all(per_head)
+    assert accuracies[0][0] > accuracies[1][0] > accuracies[3][0]
+
+
+def test_training_that_measured_fewer_heads_than_there_are_says_nothing() -> None:
+    stated = {"specserve_training": {"held_out_ranks": [[0.9, 0.05]]}}
+    assert stated_accuracies(stated, 1) == ((0.9, 0.05),)
+    assert stated_accuracies(stated, 2) == stated_accuracies({}, 2)
 
 
 def as_medusa_2(tensors: Tensors) -> Tensors:

@@ -1,10 +1,16 @@
-"""Proposers that draft trees knowing the answer: what tells them apart is where they put it among wrong guesses."""
+"""Proposers that draft trees knowing the answer: what tells them apart is where they put it among wrong guesses.
+
+And EAGLE-2's tree, grown slowly.
+"""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from specserve.service.messages import Draft, DraftBatch, ProposeBatch
+from specserve.service.trees import paths
 
 
 @dataclass
@@ -35,6 +41,31 @@ class Growing:
 
 
 Shape = Callable[[Growing], None]
+TokenPath = tuple[int, ...]
+
+
+def papers_tree(
+    log_probs: Callable[[TokenPath], torch.Tensor], width: int, depth: int, num_nodes: int
+) -> set[TokenPath]:
+    """The ways to the nodes of EAGLE-2's tree, straight from the paper: expand the `width` most confident nodes of each
+    level, then keep the `num_nodes` most confident of all. `log_probs` gives those of what follows a way, [vocab]."""
+    confidence: dict[TokenPath, float] = {}
+    level: dict[TokenPath, float] = {(): 0.0}
+    for _ in range(depth):
+        born: dict[TokenPath, float] = {}
+        for way, reached in level.items():
+            own = log_probs(way)
+            for token in own.topk(width).indices.tolist():
+                born[*way, token] = reached + float(own[token])
+        confidence |= born
+        level = dict(sorted(born.items(), key=lambda item: -item[1])[:width])
+    return {way for way, _ in sorted(confidence.items(), key=lambda item: -item[1])[:num_nodes]}
+
+
+def token_paths(draft: Draft) -> set[TokenPath]:
+    """The ways to all nodes of a draft, as tokens."""
+    assert draft.parents is not None
+    return {tuple(draft.token_ids[node - 1] for node in path[1:]) for path in paths(draft.parents)[1:]}
 
 
 def in_place(tree: Growing) -> None:

@@ -1,0 +1,150 @@
+"""Trees of heads beside the target: the paper's over many rounds, within what was asked for, and no token changes."""
+
+import pytest
+import torch
+from support.attached import NAMES, WITH_ROWS, HeadsCell, LeaningCell, dense_head, head_requests
+from support.cells import FixedPlanner, RandomPlanner
+from support.trees import TokenPath, papers_tree, token_paths
+
+from specserve.service.messages import (
+    AttachedName,
+    Draft,
+    Features,
+    ProposeBatch,
+    ProposeRow,
+    Sampling,
+    ScoreBatch,
+    ScoreRow,
+)
+from specserve.service.proposers.confidence_tree import TreeLimits
+from specserve.service.target import Target
+from specserve.service.trees import depths, paths
+
+GREEDY = Sampling()
+SEEDED = Sampling(greedy=False, temperature=0.8, top_p=0.95, seed=11)
+REJECTING = Sampling(greedy=False, temperature=0.8, seed=11, acceptance="rejection")
+LIMITS = TreeLimits()
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> HeadsCell:
+    return HeadsCell(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def leaning(tmp_path_factory: pytest.TempPathFactory) -> LeaningCell:
+    return LeaningCell(tmp_path_factory.mktemp("leaning"))
+
+
+def furthest_moved(draft: Draft) -> tuple[int, ...]:
+    """The tokens on the way to the node that most of whose way lies elsewhere than a chain would."""
+    assert draft.parents is not None
+    ways = paths(draft.parents)[1:]
+    best = max(ways, key=lambda way: (sum(node != depth for depth, node in enumerate(way)), way))
+    return tuple(draft.token_ids[node - 1] for node in best[1:])
+
+
+@pytest.mark.parametrize("name", WITH_ROWS)
+@pytest.mark.parametrize("kind", ["cell", "leaning"])
+@pytest.mark.parametrize(("page_tokens", "num_pages"), [(4, 20), (16, 5)])
+def test_after_whatever_branch_was_accepted_the_tree_is_the_papers(
+    kind: str, name: AttachedName, page_tokens: int, num_pages: int, request: pytest.FixtureRequest
+) -> None:
+    """The dense head keeps nothing, so what the proposer kept of accepted tokens, and not of others, is right. Pages of
+    16 run on the kernels, others on the modules."""
+    cell: HeadsCell = request.getfixturevalue(kind)
+    proposer, features = cell.one(name, 32, page_tokens)
+    target = Target(cell.model, 32, page_tokens, features)
+    tokens, table = [(5 * place) % 90 + 3 for place in range(7)], tuple((7 * n + 3) % 32 for n in range(num_pages))
+    target.score(ScoreBatch(0, (ScoreRow("a", 0, tuple(tokens[:-1]), 0, table),)))
+    known, moved_from, num_moved = 0, (), 0
+    for number in range(1, 6):
+        row = ProposeRow(
+            "a", len(tokens), known, tuple(tokens[known:]), 9, GREEDY, block_table=table, moved_from=moved_from
+        )
+        (draft,) = proposer.propose(ProposeBatch(number, name, (row,))).drafts
+        places = (*range(len(tokens) - 1 - len(moved_from)), *moved_from)
+        head = dense_head(
+            name, cell.folders[name], cell.model, lambda taps, at=places: features.read(table, at, taps), tokens
+        )
+
+        def log_probs(way: TokenPath, logits: object = head) -> torch.Tensor:
+            return logits(way).log_softmax(-1)
+
+        assert token_paths(draft) == papers_tree(log_probs, LIMITS.width, LIMITS.depth, 9)
+        known = len(tokens)
+        fed = (tokens[-1], *draft.token_ids)
+        target.score(
+            ScoreBatch(
+                number, (ScoreRow("a", known - 1, fed, len(fed), table, parents=draft.parents, moved_from=moved_from),)
+            )
+        )
+        committed = (*furthest_moved(draft), 5 + number)
+        moved_from = draft.left_at(committed)
+        num_moved += len(moved_from)
+        tokens.extend(committed)
+    assert num_moved >= 5
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("gamma", [1, 2, 7, 24])
+def test_a_batch_of_trees_and_chains_stays_within_what_each_row_asked_for(
+    cell: HeadsCell, name: AttachedName, gamma: int
+) -> None:
+    """Every row is drafted for as it would be alone, the sampled ones in chains."""
+    tokens, samplings = (5, 6, 7, 8, 9, 10), (GREEDY, SEEDED, GREEDY, REJECTING)
+    rows = [
+        ProposeRow(f"r{n}", 6, 0, tokens, gamma + n, sampling, block_table=tuple(range(10 * n, 10 * n + 10)))
+        for n, sampling in enumerate(samplings)
+    ]
+    proposer, _ = cell.one(name, 40, 4)
+    drafts = proposer.propose(ProposeBatch(0, name, tuple(rows))).drafts
+    for row, draft in zip(rows, drafts, strict=True):
+        alone, _ = cell.one(name, 40, 4)
+        (same,) = alone.propose(ProposeBatch(0, name, (row,))).drafts
+        assert (draft.token_ids, draft.parents) == (same.token_ids, same.parents)
+        assert (draft.parents is None) == (not row.sampling.greedy)
+        assert 0 < len(draft.token_ids) <= row.gamma
+        assert len(draft.token_ids) == row.gamma or draft.parents is None
+        assert max(depths(draft.parents or ())) <= LIMITS.depth
+
+
+def moves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows by the number of rows moved for each request that has some."""
+    found: list[int] = []
+    score = Target.score
+
+    def counted(target: Target, batch: ScoreBatch) -> Features:
+        found.extend(len(row.moved_from) for row in batch.rows if row.moved_from)
+        return score(target, batch)
+
+    monkeypatch.setattr(Target, "score", counted)
+    return found
+
+
+@pytest.mark.parametrize("name", WITH_ROWS)
+@pytest.mark.parametrize("page_tokens", [4, 16])
+@pytest.mark.parametrize("count", [1, 8])
+def test_greedy_text_is_plain_decodings(
+    leaning: LeaningCell, name: AttachedName, count: int, page_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = head_requests(GREEDY, count, 40)
+    plain = leaning.run(FixedPlanner(None, 0), requests, page_tokens=page_tokens)
+    planner, moved = FixedPlanner(name, 9), moves(monkeypatch)
+    done = leaning.run(planner, requests, page_tokens=page_tokens)
+    assert [one.token_ids for one in done] == [one.token_ids for one in plain]
+    assert all(outcome.num_accepted <= outcome.num_drafted <= outcome.num_asked for outcome in planner.outcomes)
+    if name != "eagle3":  # its head was not made to be right
+        assert sum(outcome.num_accepted for outcome in planner.outcomes) > 8 * count
+        assert moved
+
+
+@pytest.mark.parametrize("limits", [{"num_pages": 30}, {"prefill_tokens": 3}, {"max_running": 2}], ids=str)
+def test_text_does_not_depend_on_company_preemption_or_chunks(leaning: LeaningCell, limits: dict[str, int]) -> None:
+    """The planner mixes all proposers and lengths, the requests greedy and sampled ones."""
+    requests = [
+        head_requests(sampling, 8)[index] for index, sampling in enumerate((GREEDY, SEEDED, GREEDY, GREEDY) * 2)
+    ]
+    alone = [leaning.run(FixedPlanner(None, 0), [request])[0].token_ids for request in requests]
+    done = leaning.run(RandomPlanner(5), requests, **limits)
+    assert [one.token_ids for one in done] == alone
