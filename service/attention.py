@@ -10,8 +10,6 @@ import torch
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from .trees import depths, paths
-
 ATTENTION_NAME = "specserve_paged"
 
 
@@ -19,28 +17,29 @@ ATTENTION_NAME = "specserve_paged"
 class Sequence:
     """One request in a packed batch: its query rows `[start, end)` and the slots of its whole context.
 
-    With `parents` the query rows are the last nodes of a tree, which see the way to themselves instead of all before
-    them. Shapes: `slots` [context] int64, in order of position, a tree's by node; the last are the query rows' own.
+    With `ways` the query rows are nodes of a tree: each sees what comes before the tree, and the places on its own way,
+    its own last. Shapes: `slots` [context] int64, in order of place; without `ways` the last are the query rows' own.
     """
 
     start: int
     end: int
     slots: torch.Tensor
-    parents: tuple[int, ...] | None = None
+    ways: tuple[tuple[int, ...], ...] | None = None
 
     def allowed(self, window: int | None) -> torch.Tensor:
         """Return [rows, context], True where a row may look."""
         rows, context = self.end - self.start, len(self.slots)
-        own = torch.arange(rows) if self.parents is None else torch.tensor(depths(self.parents))
-        before = context - len(own)
-        query_positions = (before + own[-rows:]).unsqueeze(1)
-        key_positions = torch.cat((torch.arange(before), before + own)).unsqueeze(0)
-        seen = key_positions <= query_positions
-        if self.parents is not None:
-            seen[:, before:] = False
-            for row, path in enumerate(paths(self.parents)[-rows:]):
-                seen[row, [before + other for other in path]] = True
-        return seen if window is None else seen & (key_positions > query_positions - window)
+        if self.ways is None:
+            query_positions = torch.arange(context - rows, context).unsqueeze(1)
+            seen = torch.arange(context) <= query_positions
+            return seen if window is None else seen & (torch.arange(context) > query_positions - window)
+        seen = torch.zeros(rows, context, dtype=torch.bool)
+        for row, way in enumerate(self.ways):
+            before = way[0]
+            first = 0 if window is None else max(before + len(way) - window, 0)
+            seen[row, first:before] = True
+            seen[row, list(way[max(first - before, 0) :])] = True
+        return seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +127,7 @@ def _mask(layout: PackedLayout, sequence: Sequence, window: int | None, group: i
     key = (sequence.start, window, group)
     if key not in layout.masks:
         rows, context = sequence.end - sequence.start, len(sequence.slots)
-        if rows == 1 and sequence.parents is None and (window is None or context <= window):
+        if rows == 1 and sequence.ways is None and (window is None or context <= window):
             layout.masks[key] = None
         else:
             layout.masks[key] = sequence.allowed(window).repeat(group, 1).to(sequence.slots.device)
@@ -176,7 +175,7 @@ def padded(sequences: tuple[Sequence, ...], window: int | None) -> Padding:
     if window is not None:
         allowed &= columns > positions - window
     for place, sequence in enumerate(sequences):
-        if sequence.parents is not None:
+        if sequence.ways is not None:
             own = sequence.allowed(window)
             allowed[place, : own.shape[0], : own.shape[1]] = own
     return Padding(rows.to(device), slots, allowed.unsqueeze(1).to(device), real.to(device))

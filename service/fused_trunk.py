@@ -20,8 +20,7 @@ from .kernels.native import BLOCK_SLOTS, DTYPES, library, pointer
 from .messages import ScoreRow
 from .packed_linear import Linear, LinearKind, PackedLinear
 from .skipping import NOTHING, Skip
-from .slots import moved_slots, slots_at
-from .trees import depths, paths
+from .slots import PlacedRow, moved_slots, slots_at
 
 LOG = logging.getLogger(__name__)
 Numbers = npt.NDArray[np.int64]
@@ -140,7 +139,7 @@ class FusedTrunk:
                 self._sizes.kv_heads, self._sizes.head_dim,
             )  # fmt: skip
 
-    def run(self, residual: torch.Tensor, x: torch.Tensor, rows: Sequence[ScoreRow]) -> torch.Tensor:
+    def run(self, residual: torch.Tensor, x: torch.Tensor, rows: Sequence[PlacedRow]) -> torch.Tensor:
         """Return what the only layer makes of `x`, the attention's input, beside `residual`: [total, hidden]."""
         (layer,) = self._layers
         residual = residual.clone()
@@ -191,15 +190,15 @@ class FusedTrunk:
 class _Packed:
     """A batch as the kernels read it: flat int64 arrays, kept alive here while their addresses are in use."""
 
-    def __init__(self, rows: Sequence[ScoreRow], page_tokens: int) -> None:
+    def __init__(self, rows: Sequence[PlacedRow], page_tokens: int) -> None:
         counts = [len(row.token_ids) for row in rows]
+        starts = [row.start_position for row in rows]
         self.num_sequences = len(rows)
         self.token_ids = np.fromiter((token for row in rows for token in row.token_ids), np.int64, sum(counts))
         row_starts = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(counts, out=row_starts[1:])
-        first = np.array([row.start_position for row in rows], np.int64)
-        places = np.array([row.first_place for row in rows], np.int64)
-        positions = np.arange(len(self.token_ids)) - np.repeat(row_starts[:-1] - places, counts)
+        first = np.array(starts, np.int64)
+        positions = np.arange(len(self.token_ids)) - np.repeat(row_starts[:-1] - first, counts)
         per_page = page_tokens // BLOCK_SLOTS
         tables = [np.array(row.block_table, np.int64) for row in rows]
         pages = np.concatenate(tables)
@@ -208,7 +207,7 @@ class _Packed:
         np.cumsum([len(table) * per_page for table in tables], out=block_starts[1:])
         place = positions // BLOCK_SLOTS + np.repeat(block_starts[:-1], counts)
         slots = blocks[place] * BLOCK_SLOTS + positions % BLOCK_SLOTS
-        path_starts, path_slots = _paths(rows, row_starts, positions, page_tokens)
+        path_starts, path_slots = _paths(rows, row_starts, positions, slots, page_tokens)
         self._alive = (positions, slots, blocks, block_starts, row_starts, first, path_starts, path_slots)
         (
             self.positions_at,
@@ -223,25 +222,26 @@ class _Packed:
 
 
 def _paths(
-    rows: Sequence[ScoreRow], row_starts: Numbers, positions: Numbers, page_tokens: int
+    rows: Sequence[PlacedRow], row_starts: Numbers, positions: Numbers, slots: Numbers, page_tokens: int
 ) -> tuple[Numbers | None, Numbers | None]:
     """Return where each packed row's path begins, and the slots of all paths; None and None where nothing is a tree.
 
-    Sets `positions` of a tree's rows to their depths after its first. A row that is in no tree has an empty path.
+    Sets `positions` and `slots` of a tree's rows by the ways to them. A row that is in no tree has an empty path.
     """
-    if all(row.parents is None for row in rows):
+    ways_of = [row.ways for row in rows]
+    if all(ways is None for ways in ways_of):
         return None, None
     lengths = np.zeros(len(positions) + 1, np.int64)
     found: list[Numbers] = []
-    for row, start in zip(rows, row_starts[:-1].tolist(), strict=True):
-        if row.parents is None:
+    for row, ways, start in zip(rows, ways_of, row_starts[:-1].tolist(), strict=True):
+        if ways is None:
             continue
-        count = len(row.token_ids)
-        offsets = np.array(depths(row.parents)[-count:], np.int64)
-        positions[start : start + count] = row.start_position + offsets
-        lengths[start + 1 : start + count + 1] = offsets + 1
-        slots = slots_at(row.block_table, range(row.start_position, row.first_place + count), page_tokens)
-        found.extend(slots[np.array(path)] for path in paths(row.parents)[-count:])
+        end, own = start + len(ways), np.array([len(way) for way in ways], np.int64)
+        on_ways = slots_at(row.block_table, [place for way in ways for place in way], page_tokens)
+        positions[start:end] = row.start_position + own - 1
+        slots[start:end] = on_ways[np.cumsum(own) - 1]
+        lengths[start + 1 : end + 1] = own
+        found.append(on_ways)
     return np.cumsum(lengths), np.concatenate(found)
 
 

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from .trees import depths, followed
+from .trees import depths, followed, paths
 
 Acceptance = Literal["coupled", "rejection", "block"]
 AttachedName = Literal["eagle", "eagle3", "medusa", "mtp"]
@@ -55,8 +55,7 @@ class ScoreRow:
 
     The last `num_sampled` positions (0 for a prefill chunk that is not the last) go on to the verifier.
     With `parents` the tokens are a draft tree (`trees.py`; the first is node 0): their KV rows go to consecutive slots
-    all the same, but a token's position is `start_position` plus its depth, and it sees only the nodes on its way. A
-    head, which grows its tree, feeds new nodes alone: then the tokens are the last nodes, after those already there.
+    all the same, but a token's position is `start_position` plus its depth, and it sees only the nodes on its way.
     `moved_from`: the KV rows of the last positions before `start_position` are still in the slots of these, where an
     earlier tree put them; they are moved before anything is computed.
     Size: 4 * (tokens + parents + moved + pages) + id.
@@ -71,9 +70,11 @@ class ScoreRow:
     moved_from: tuple[int, ...] = ()
 
     @property
-    def first_place(self) -> int:
-        """The place, counted as positions are, of the slot for the KV row of the first of `token_ids`."""
-        return self.start_position + (0 if self.parents is None else len(self.parents) + 1 - len(self.token_ids))
+    def ways(self) -> tuple[tuple[int, ...], ...] | None:
+        """The places that each token of a tree sees beyond the context: the way to it, its own last. None: a chain."""
+        if self.parents is None:
+            return None
+        return tuple(tuple(self.start_position + node for node in path) for path in paths(self.parents))
 
 
 @dataclass(frozen=True, slots=True)

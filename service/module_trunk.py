@@ -12,7 +12,6 @@ from .messages import ScoreRow
 from .models import LoadedModel
 from .skipping import NOTHING, Skip
 from .slots import moved_slots
-from .trees import depths
 
 
 class ModuleTrunk:
@@ -41,11 +40,12 @@ class ModuleTrunk:
         for row in rows:
             start, count = len(token_ids), len(row.token_ids)
             token_ids.extend(row.token_ids)
-            offsets = range(count) if row.parents is None else depths(row.parents)
+            ways = row.ways
+            offsets = range(count) if ways is None else [len(way) - 1 for way in ways]
             positions.extend(row.start_position + offset for offset in offsets)
             slots = self._slots(row.block_table, row.start_position + count)
             write_slots.append(slots[row.start_position :])
-            sequences.append(Sequence(start, start + count, slots, row.parents))
+            sequences.append(Sequence(start, start + count, slots, ways))
         on_gpu = self._device.type != "cpu"
         layout = PackedLayout(self._keys, self._values, torch.cat(write_slots), tuple(sequences), padded=on_gpu)
         if skip not in self._shortened:

@@ -1,11 +1,35 @@
 """Where a request's tokens lie: the slot of a position, by the request's block table."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from .messages import ScoreRow
+
+
+class PlacedRow(Protocol):
+    """Tokens of one request in a packed forward, and where they lie: a `ScoreRow`, or a part of a tree."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def start_position(self) -> int:
+        """The position of the first token; of a tree's tokens, that of the first on the way to each."""
+        ...
+
+    @property
+    def ways(self) -> tuple[tuple[int, ...], ...] | None:
+        """For each token of a tree the places that it sees from `start_position` on, its own last; None for a chain.
+
+        A place is the position that a slot of the pages would have in a chain. A token's position is the number of
+        those before it on its way, after `start_position`.
+        """
+        ...
+
+    @property
+    def block_table(self) -> tuple[int, ...]: ...
 
 
 def slots_at(block_table: Sequence[int], places: Sequence[int], page_tokens: int) -> npt.NDArray[np.int64]:

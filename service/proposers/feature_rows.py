@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from ..features import FeaturePages
-from ..messages import DraftBatch, ProposeBatch, ProposeRow, ScoreRow
+from ..messages import DraftBatch, ProposeBatch, ProposeRow
 from .choosing import Chain, extend
 from .confidence_tree import ConfidenceTree, TreeLimits
 from .head_block import HeadBlock
 from .held import common_prefix, updated_tokens
-from .paged_block import packed, paged_block
+from .paged_block import BlockRow, packed, paged_block
 
 MAX_FED_ROWS = 512
 """Rows of one forward; a long prompt is fed in pieces of this size."""
@@ -79,14 +79,17 @@ class _Growing:
     held: _Held
     num_rows: int = 1
 
-    def feed(self) -> tuple[list[int], ScoreRow]:
-        """Return the rows to feed next, and for each the place of the one it goes on from among its own last rows."""
+    def feed(self) -> tuple[list[int], BlockRow]:
+        """Return the rows to feed next, and for each which of the draft's last rows it goes on from."""
         draft, table, last = self.draft, self.held.table, len(self.held.token_ids) - 2
         if isinstance(draft, Chain):
-            return [0], ScoreRow("", last + len(draft.token_ids), (draft.token_ids[-1],), 0, table)
-        places = draft.feed()
-        self.num_rows = len(places)
-        return places, ScoreRow("", last, draft.token_ids, 0, table, draft.row_parents)
+            return [0], BlockRow(last + len(draft.token_ids), (draft.token_ids[-1],), table)
+        nodes = draft.feed()
+        self.num_rows = len(nodes)
+        ways = tuple(tuple(last + place for place in node.way) for node in nodes)
+        return [node.goes_on_from for node in nodes], BlockRow(
+            last, tuple(node.token_id for node in nodes), table, ways
+        )
 
 
 class RowProposer:
@@ -165,7 +168,7 @@ class RowProposer:
             places = (*range(end - len(row.moved_from)), *row.moved_from)[first:last]
             hidden = self._head.fuse(self._features.read(held.table, places, self._head.taps))
             tokens = tuple(held.token_ids[first + 1 : last + 1])
-            hidden = self._forward(hidden, [ScoreRow(row.request_id, first, tokens, 0, held.table)])
+            hidden = self._forward(hidden, [BlockRow(first, tokens, held.table)])
             held.num_rows = last
         return hidden[-1:]
 
@@ -198,7 +201,7 @@ class RowProposer:
         log_probs, ids = exact.log_softmax(-1).topk(min(self._trees.width, logits.shape[-1]))
         return (ids if self._token_map is None else self._token_map[ids]).tolist(), log_probs.tolist()
 
-    def _forward(self, hidden: torch.Tensor, rows: Sequence[ScoreRow]) -> torch.Tensor:
+    def _forward(self, hidden: torch.Tensor, rows: Sequence[BlockRow]) -> torch.Tensor:
         """Return what the layer makes of packed rows, whose keys and values it writes to the rows' slots.
 
         Drafted rows are not counted as held: the next rows of the target's own hidden states are written over them.
@@ -216,11 +219,11 @@ class RowProposer:
         return full
 
 
-def _fed(growing: Sequence[_Growing]) -> tuple[list[_Growing], list[int], list[ScoreRow]]:
+def _fed(growing: Sequence[_Growing]) -> tuple[list[_Growing], list[int], list[BlockRow]]:
     """Return the drafts that go on, and their next rows after the place of the last one that each goes on from."""
     active: list[_Growing] = []
     places: list[int] = []
-    fed: list[ScoreRow] = []
+    fed: list[BlockRow] = []
     end = 0
     for one in growing:
         first, end = end, end + one.num_rows

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -11,23 +12,29 @@ from ..attention import PackedLayout, paged_attention
 from ..attention import Sequence as Packed
 from ..fused_trunk import ROUND_THEN_SCALE, FusedTrunk, Layer, Sizes
 from ..kernels.native import BLOCK_SLOTS, DTYPES, library
-from ..messages import ScoreRow
 from ..packed_linear import PackedLinear
 from ..slots import slots_at
-from ..trees import depths
 from .head_block import HeadBlock, angles
 
 LOG = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class BlockRow:
+    """Tokens whose rows the layer computes, from `start_position` on, or at the ends of `ways` (`PlacedRow`)."""
+
+    start_position: int
+    token_ids: tuple[int, ...]
+    block_table: tuple[int, ...]
+    ways: tuple[tuple[int, ...], ...] | None = None
+
+
 class PagedBlock(Protocol):
     """Owns the layer's keys and values, in pages numbered as the target's."""
 
-    def run(self, residual: torch.Tensor, x: torch.Tensor, rows: Sequence[ScoreRow]) -> torch.Tensor:
-        """Return the layer's output [total, hidden] for the packed inputs of `rows`, which see all rows before them.
-
-        Of `rows` only places count: positions, number of tokens, pages, parents.
-        """
+    def run(self, residual: torch.Tensor, x: torch.Tensor, rows: Sequence[BlockRow]) -> torch.Tensor:
+        """Return the layer's output [total, hidden] for the packed inputs of `rows`, which see all rows before them, or
+        those on their ways."""
         ...
 
 
@@ -44,7 +51,7 @@ class ModuleBlock:
         self._only_layer = nn.Module()
         self._only_layer.layer_idx = 0  # type: ignore[assignment]  # what `paged_attention` asks a layer for
 
-    def run(self, residual: torch.Tensor, x: torch.Tensor, rows: Sequence[ScoreRow]) -> torch.Tensor:
+    def run(self, residual: torch.Tensor, x: torch.Tensor, rows: Sequence[BlockRow]) -> torch.Tensor:
         """Return the layer's output."""
         device = x.device
         packed: list[Packed] = []
@@ -52,13 +59,12 @@ class ModuleBlock:
         positions: list[int] = []
         start = 0
         for row in rows:
-            count = len(row.token_ids)
-            places = range(row.first_place + count)
-            slots = torch.from_numpy(slots_at(row.block_table, places, self._page_tokens)).to(device)
-            packed.append(Packed(start, start + count, slots, row.parents))
-            written.append(slots[row.first_place :])
-            offsets = range(count) if row.parents is None else depths(row.parents)[-count:]
-            positions.extend(row.start_position + offset for offset in offsets)
+            count, first = len(row.token_ids), row.start_position
+            own = list(range(first, first + count)) if row.ways is None else [way[-1] for way in row.ways]
+            slots = torch.from_numpy(slots_at(row.block_table, range(max(own) + 1), self._page_tokens)).to(device)
+            packed.append(Packed(start, start + count, slots, row.ways))
+            written.append(slots[own])
+            positions.extend(own if row.ways is None else [first + len(way) - 1 for way in row.ways])
             start += count
         layout = PackedLayout(self._keys, self._values, torch.cat(written), tuple(packed), padded=device.type != "cpu")
 

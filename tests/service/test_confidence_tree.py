@@ -10,7 +10,7 @@ from support.trees import TokenPath, papers_tree, token_paths
 
 from specserve.service.messages import Draft, ProposeRow, Sampling
 from specserve.service.proposers.confidence_tree import ConfidenceTree, TreeLimits
-from specserve.service.trees import depths, is_chain, is_tree
+from specserve.service.trees import is_chain, is_tree
 
 VOCAB = 12
 LogProbs = Callable[[TokenPath], torch.Tensor]
@@ -28,18 +28,21 @@ def random_head(seed: int, sharpness: float) -> LogProbs:
     return log_probs
 
 
-def grown(log_probs: LogProbs, limits: TreeLimits, gamma: int) -> tuple[Draft, int]:
-    """The draft, and how many rows were fed for it."""
+def grown(log_probs: LogProbs, limits: TreeLimits, gamma: int) -> Draft:
+    """The draft; no row may take the place of one that another still sees."""
     tree = ConfidenceTree(ProposeRow("a", 5, 0, (1, 2, 3, 4, 5), gamma, Sampling()), limits)
     fed: list[TokenPath] = [()]
+    held: dict[int, TokenPath] = {0: ()}
     while not tree.complete:
         best = [log_probs(way).topk(min(limits.width, VOCAB)) for way in fed]
         tree.grow((found.indices.tolist(), found.values.tolist()) for found in best)
-        tokens = tree.token_ids
-        fed = [(*fed[parent], token) for parent, token in zip(tree.feed(), tokens, strict=True)]
-        num_rows = len(tree.row_parents) - len(fed)
-        assert depths(tree.row_parents)[1 + num_rows :] == [len(way) for way in fed]
-    return tree.draft(), len(tree.row_parents)
+        nodes = tree.feed()
+        fed = [(*fed[node.goes_on_from], node.token_id) for node in nodes]
+        held |= {node.way[-1]: tokens for node, tokens in zip(nodes, fed, strict=True)}
+        for node, tokens in zip(nodes, fed, strict=True):
+            assert [held[place] for place in node.way] == [tokens[:depth] for depth in range(len(tokens) + 1)]
+        assert max(held) <= gamma
+    return tree.draft()
 
 
 @pytest.mark.parametrize("sharpness", [0.5, 2.0, 5.0])
@@ -47,27 +50,22 @@ def grown(log_probs: LogProbs, limits: TreeLimits, gamma: int) -> tuple[Draft, i
 def test_the_tree_is_the_papers_although_hopeless_nodes_are_dropped_early(
     width: int, depth: int, gamma: int, sharpness: float
 ) -> None:
-    num_whole = 0
     for seed in range(20):
         head = random_head(seed, sharpness)
-        draft, num_rows = grown(head, TreeLimits(width, depth), gamma)
-        if num_rows <= gamma:  # else it had to leave out some
-            num_whole += 1
-            assert token_paths(draft) == papers_tree(head, width, depth, gamma)
-    assert num_whole >= 15
+        draft = grown(head, TreeLimits(width, depth), gamma)
+        assert token_paths(draft) == papers_tree(head, width, depth, gamma)
 
 
 @pytest.mark.parametrize("sharpness", [0.0, 0.5, 2.0, 20.0, float("nan")])
 @pytest.mark.parametrize("gamma", [1, 2, 5, 24])
-def test_no_head_gets_more_nodes_levels_or_rows_than_it_may(gamma: int, sharpness: float) -> None:
+def test_no_head_gets_more_nodes_or_levels_than_it_may(gamma: int, sharpness: float) -> None:
     for seed in range(5):
         for width, depth in ((1, 3), (3, 2), (8, 8), (20, 40)):
-            draft, num_rows = grown(random_head(seed, sharpness), TreeLimits(width, depth), gamma)
+            draft = grown(random_head(seed, sharpness), TreeLimits(width, depth), gamma)
             assert draft.parents is not None
             assert is_tree(draft.parents, draft.token_ids)
             assert len(draft.token_ids) <= gamma
             assert draft.depth <= depth
-            assert num_rows <= gamma + 1
             assert bool(draft.token_ids) == (sharpness == sharpness)
 
 
@@ -75,16 +73,15 @@ def test_a_certain_head_gets_a_chain_of_all_tokens() -> None:
     def certain(way: TokenPath) -> torch.Tensor:
         return torch.where(torch.arange(VOCAB) == len(way) % VOCAB, 0.0, -torch.inf).double()
 
-    draft, num_rows = grown(certain, TreeLimits(4, 20), 9)
+    draft = grown(certain, TreeLimits(4, 20), 9)
     assert draft.token_ids == tuple(range(9))
     assert draft.parents is not None
     assert is_chain(draft.parents)
-    assert num_rows == 9
 
 
 def test_the_likeliest_branch_comes_first_and_whole() -> None:
     head = random_head(3, 2.0)
-    draft, _ = grown(head, TreeLimits(4, 6), 14)
+    draft = grown(head, TreeLimits(4, 6), 14)
     way: TokenPath = ()
     for token in draft.token_ids:
         if token != int(head(way).argmax()):
