@@ -61,7 +61,8 @@ class ModuleBlock:
         for row in rows:
             count, first = len(row.token_ids), row.start_position
             own = list(range(first, first + count)) if row.ways is None else [way[-1] for way in row.ways]
-            slots = torch.from_numpy(slots_at(row.block_table, range(max(own) + 1), self._page_tokens)).to(device)
+            end = 1 + (own[-1] if row.ways is None else max(map(max, row.ways)))
+            slots = torch.from_numpy(slots_at(row.block_table, range(end), self._page_tokens)).to(device)
             packed.append(Packed(start, start + count, slots, row.ways))
             written.append(slots[own])
             positions.extend(own if row.ways is None else [first + len(way) - 1 for way in row.ways])

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.service.attention import PackedLayout, Sequence, paged_attention
+from specserve.service.trees import paths
 
 
 class Layer(torch.nn.Module):
@@ -25,8 +26,9 @@ def test_padded_attention_is_attention_of_each_sequence_chain_or_tree(
     sequences, written, start = [], [], 0
     for place, (rows, before) in enumerate(shapes):
         own, slots = slots[: rows + before], slots[rows + before :]
-        parents = tuple(node // 2 for node in range(rows - 1)) if place % 2 else None
-        sequences.append(Sequence(start, start + rows, own, parents))
+        ways = paths([node // 2 for node in range(rows - 1)]) if place % 2 else None
+        tree = None if ways is None else tuple(tuple(before + node for node in way) for way in ways)
+        sequences.append(Sequence(start, start + rows, own, tree))
         written.append(own[before:])
         start += rows
     keys, values = torch.randn(2, 400, 2, 8, dtype=torch.float64)

@@ -135,7 +135,7 @@ def test_greedy_text_is_plain_decodings(
     assert [one.token_ids for one in done] == [one.token_ids for one in plain]
     assert all(outcome.num_accepted <= outcome.num_drafted <= outcome.num_asked for outcome in planner.outcomes)
     if name != "eagle3":  # its head was not made to be right
-        assert sum(outcome.num_accepted for outcome in planner.outcomes) > 8 * count
+        assert sum(outcome.num_accepted for outcome in planner.outcomes) > 2 * count
         assert moved
 
 

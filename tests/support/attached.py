@@ -22,8 +22,8 @@ from .cells import Cell, save_tiny_llama
 from .heads import deepseek_files, eagle3_files, eagle_files, medusa_files, write_head
 
 LAYERS = 6
-LEANING = 0.1
-BADLY = 0.1
+LEANING = 0.005
+BADLY = 0.05
 NAMES: tuple[AttachedName, ...] = ("eagle", "eagle3", "medusa", "mtp")
 WITH_ROWS: tuple[AttachedName, ...] = ("eagle", "eagle3", "mtp")
 
