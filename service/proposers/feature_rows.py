@@ -134,7 +134,7 @@ class RowProposer:
         if not rows:
             return DraftBatch(batch.round, (), len(self._held))
         grown = active = [_Growing(self._seed(row), self._held[row.request_id]) for row in rows]
-        out = _joined([self._caught_up(row) for row in rows])
+        out = torch.cat([self._caught_up(row) for row in rows])
         while active:
             logits, hidden = self._head.leave(out)
             self._choose(active, logits)
@@ -233,10 +233,6 @@ def _fed(growing: Sequence[_Growing]) -> tuple[list[_Growing], list[int], list[B
             places.extend(first + place for place in own)
             fed.append(row)
     return active, places, fed
-
-
-def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _picked(rows: torch.Tensor, places: list[int]) -> torch.Tensor:
