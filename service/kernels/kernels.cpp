@@ -635,19 +635,22 @@ constexpr int AHEAD = 4096;       // bytes to prefetch ahead: without it 1 to 9 
 // y = x W^T + b over panels. Every output is one accumulator that runs through k in order, so no number of rows, blocks
 // or threads can change a bit of it. Products are float also for bf16 weights: two fused multiply-adds a cycle are
 // quicker than the processor's bf16 dot product where that starts every other cycle, and read the same memory.
-template <class T> struct Product {
-  const T* x;       // [rows, k]
-  const T* panels;  // [columns / 32, k, 32]; bf16: [columns / 32, k, 16, 2], column c beside column c + 16
-  const T* bias;    // [columns] or null
-  T* out;           // [rows, columns]
+// Weights are stored as x is (S = T) or as int8, two k in a lane of four bytes; their outputs are scaled.
+template <class T, class S> struct Product {
+  const T* x;               // [rows, k]
+  const S* panels;          // [columns / 32, k, 32]; bf16: [columns / 32, k, 16, 2], column c beside column c + 16;
+                            // int8: [columns / 32, k / 2, 16, 2, 2], an odd k after an even one
+  const Scalar<T>* scales;  // [columns] or null
+  const T* bias;            // [columns] or null
+  T* out;                   // [rows, columns]
   int64_t rows, columns, k;
 };
 
-template <class A, class V> inline void load_columns(const A* from, V& left, V& right) {
+template <class A, class V> inline void load_columns(const A* from, int, V& left, V& right) {
   left = load(from);
   right = load(from + LANES);
 }
-inline void load_columns(const bf16* from, FloatVec& left, FloatVec& right) {
+inline void load_columns(const bf16* from, int, FloatVec& left, FloatVec& right) {
   FloatBits both, high, low;
   std::memcpy(&both, from, sizeof both);
   high = both & 0xFFFF0000u;
@@ -655,10 +658,20 @@ inline void load_columns(const bf16* from, FloatVec& left, FloatVec& right) {
   std::memcpy(&left, &low, sizeof left);
   std::memcpy(&right, &high, sizeof right);
 }
+// Of k + step; each value is 2^24 times as large, so that a mask makes it an integer, and scales are as much smaller.
+inline void load_columns(const int8_t* from, int step, FloatVec& left, FloatVec& right) {
+  FloatBits four;
+  std::memcpy(&four, from, sizeof four);
+  FloatBits low = four << (step ? 8 : 24), high = step ? four : four << 16;
+  left = __builtin_convertvector((FloatInts)(low & 0xFF000000u), FloatVec);
+  right = __builtin_convertvector((FloatInts)(high & 0xFF000000u), FloatVec);
+}
 
-template <class T, class A> void finish(const Product<T>& p, int64_t panel, int64_t row, const A* sums) {
+template <class T, class S> void finish(const Product<T, S>& p, int64_t panel, int64_t row, Scalar<T>* sums) {
   int64_t first = panel * PANEL, count = std::min<int64_t>(PANEL, p.columns - first);
   T* out = p.out + row * p.columns + first;
+  if (p.scales)
+    for (int64_t c = 0; c < count; ++c) sums[c] *= p.scales[first + c];
   if (p.bias) {
     for (int64_t c = 0; c < count; ++c) narrow(sums[c] + widened(p.bias[first + c]), out[c]);
   } else if (count == PANEL) {
@@ -669,43 +682,47 @@ template <class T, class A> void finish(const Product<T>& p, int64_t panel, int6
   }
 }
 
-// `weights` is a panel as stored (T) or already widened (W = Scalar<T>).
-template <class T, class W, int R>
-void block_product(const Product<T>& p, const Scalar<T>* x, const W* weights, int64_t panel, int64_t row) {
+// `weights` is a panel as stored (W = S) or already widened (W = Scalar<T>).
+template <class T, class S, class W, int R>
+void block_product(const Product<T, S>& p, const Scalar<T>* x, const W* weights, int64_t panel, int64_t row) {
   Vec<T> sums[R][2];
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = Vec<T>{};
   const Scalar<T>* from = x + row * p.k;
-  for (int64_t k = 0; k < p.k; ++k) {
-    Vec<T> left, right;
+  constexpr int STEPS = std::is_same<W, int8_t>::value ? 2 : 1;
+  for (int64_t k = 0; k < p.k; k += STEPS) {
     __builtin_prefetch((const char*)(weights + k * PANEL) + AHEAD);
-    load_columns(weights + k * PANEL, left, right);
+#pragma GCC unroll 2
+    for (int step = 0; step < STEPS; ++step) {
+      Vec<T> left, right;
+      load_columns(weights + k * PANEL, step, left, right);
 #pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
-      sums[r][0] += from[r * p.k + k] * left;
-      sums[r][1] += from[r * p.k + k] * right;
+      for (int r = 0; r < R; ++r) {
+        sums[r][0] += from[r * p.k + k + step] * left;
+        sums[r][1] += from[r * p.k + k + step] * right;
+      }
     }
   }
-  for (int r = 0; r < R; ++r) finish(p, panel, row + r, (const Scalar<T>*)&sums[r][0]);
+  for (int r = 0; r < R; ++r) finish(p, panel, row + r, (Scalar<T>*)&sums[r][0]);
 }
 
-template <class T, class W, int R>
-void dispatch(const Product<T>& p, const Scalar<T>* x, const W* weights, int64_t panel, int64_t row, int64_t count) {
+template <class T, class S, class W, int R>
+void dispatch(const Product<T, S>& p, const Scalar<T>* x, const W* weights, int64_t panel, int64_t row, int64_t count) {
   if constexpr (R > 0) {
-    if (count == R) block_product<T, W, R>(p, x, weights, panel, row);
-    else dispatch<T, W, R - 1>(p, x, weights, panel, row, count);
+    if (count == R) block_product<T, S, W, R>(p, x, weights, panel, row);
+    else dispatch<T, S, W, R - 1>(p, x, weights, panel, row, count);
   }
 }
 
-template <class T> void product(const Product<T>& p) {
+template <class T, class S> void product(const Product<T, S>& p) {
   if (p.rows == 0) return;
   using A = Scalar<T>;
-  constexpr bool narrow_storage = !std::is_same<T, A>::value;
+  constexpr bool narrow_storage = !std::is_same<S, A>::value;
   int64_t panels = (p.columns + PANEL - 1) / PANEL;
   int64_t blocks = (p.rows + BLOCK_ROWS - 1) / BLOCK_ROWS, height = (p.rows + blocks - 1) / blocks;
   std::vector<A> wide;
   const A* x;
-  if constexpr (narrow_storage) {
+  if constexpr (!std::is_same<T, A>::value) {
     wide.resize(p.rows * p.k);
 #pragma omp parallel for simd schedule(static) if (p.rows * p.k > SMALL)
     for (int64_t i = 0; i < p.rows * p.k; ++i) wide[i] = widened(p.x[i]);
@@ -720,19 +737,20 @@ template <class T> void product(const Product<T>& p) {
     std::vector<A> widened_panel(narrow_storage && blocks > 2 ? p.k * PANEL : 0);
 #pragma omp for schedule(dynamic, share)
     for (int64_t panel = 0; panel < panels; ++panel) {
-      const T* stored = p.panels + panel * p.k * PANEL;
+      const S* stored = p.panels + panel * p.k * PANEL;
       bool widen = !widened_panel.empty();
       if (widen)
         for (int64_t k = 0; k < p.k; ++k) {
           Vec<T> left, right;
-          load_columns(stored + k * PANEL, left, right);
+          int step = std::is_same<S, int8_t>::value ? k % 2 : 0;
+          load_columns(stored + (k - step) * PANEL, step, left, right);
           store(left, &widened_panel[k * PANEL]);
           store(right, &widened_panel[k * PANEL + LANES]);
         }
       for (int64_t row = 0; row < p.rows; row += height) {
         int64_t count = std::min<int64_t>(height, p.rows - row);
-        if (widen) dispatch<T, A, BLOCK_ROWS>(p, x, widened_panel.data(), panel, row, count);
-        else dispatch<T, T, BLOCK_ROWS>(p, x, stored, panel, row, count);
+        if (widen) dispatch<T, S, A, BLOCK_ROWS>(p, x, widened_panel.data(), panel, row, count);
+        else dispatch<T, S, S, BLOCK_ROWS>(p, x, stored, panel, row, count);
       }
     }
   }
@@ -904,7 +922,16 @@ void specserve_move_slots(int dtype, void* k_blocks, void* v_blocks, const int64
 
 void specserve_product(int dtype, const void* x, const void* panels, const void* bias, void* out, int64_t rows,
                        int64_t columns, int64_t k) {
-  FOR_DTYPE(dtype, product(Product<T>{(const T*)x, (const T*)panels, (const T*)bias, (T*)out, rows, columns, k}))
+  FOR_DTYPE(dtype, product(Product<T, T>{(const T*)x, (const T*)panels, nullptr, (const T*)bias, (T*)out, rows, columns,
+                                         k}))
+}
+
+void specserve_product_int8(int dtype, const void* x, const int8_t* panels, const float* scales, const void* bias,
+                            void* out, int64_t rows, int64_t columns, int64_t k) {
+  if (dtype == 0)
+    product(Product<bf16, int8_t>{(const bf16*)x, panels, scales, (const bf16*)bias, (bf16*)out, rows, columns, k});
+  if (dtype == 1)
+    product(Product<float, int8_t>{(const float*)x, panels, scales, (const float*)bias, (float*)out, rows, columns, k});
 }
 
 void specserve_gated(int dtype, const void* gate_up, void* out, int64_t rows, int64_t width, int kind) {

@@ -32,6 +32,7 @@ _SIGNATURES = {
     "specserve_attend": [_INT, *[_POINTER] * 10, *[_LONG] * 5, _DOUBLE, _DOUBLE],
     "specserve_move_slots": [_INT, *[_POINTER] * 4, *[_LONG] * 3],
     "specserve_product": [_INT, *[_POINTER] * 4, _LONG, _LONG, _LONG],
+    "specserve_product_int8": [_INT, *[_POINTER] * 5, _LONG, _LONG, _LONG],
     "specserve_gated": [_INT, _POINTER, _POINTER, _LONG, _LONG, _INT],
     "specserve_gumbel_argmax": [_INT, _POINTER, _POINTER, _POINTER, _LONG, _LONG],
     "specserve_bind_threads": [_POINTER, _LONG],
