@@ -22,7 +22,7 @@ PROPOSERS = {
     "suffix": "continues like the request, or earlier answers of its cache_salt, did; needs nothing",
     "draft": "a small model, of any vocabulary; needs --draft MODEL, or the embedded target",
     "eagle": "an EAGLE-1 or EAGLE-2 head, which runs on from the last hidden state; needs --eagle DIR",
-    "eagle3": "an EAGLE-3 head, which reads the target's hidden states at three depths; needs --eagle3 DIR",
+    "eagle3": "an EAGLE-3 head, which reads the target at three depths; needs --eagle3 DIR, or the embedded target",
     "medusa": "heads that each guess one token further from one hidden state; needs --medusa DIR",
     "mtp": "a target's own multi-token prediction module, looped; needs --mtp DIR",
     "layer_skip": "the target without some of its layers; needs --layer-skip N,N, or a file that training finds",
