@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from support.cells import Cell, FixedPlanner, ScriptedProposer, save_tiny_llama
 from support.everybody import (
+    HEAD_CHAINS,
     MIXTURES,
     NUM_REQUESTS,
     PROPOSERS,
@@ -23,6 +25,7 @@ from support.rounds import answer
 from specserve.service.messages import Acceptance, Sampling
 from specserve.service.requests import GenerationRequest
 
+CASES = [*product(PROPOSERS, SAMPLINGS), *((name, "greedy") for name in HEAD_CHAINS)]
 COUNTS = [
     (count, situation)
     for count in (1, NUM_REQUESTS)
@@ -32,8 +35,7 @@ COUNTS = [
 
 
 @pytest.mark.parametrize(("count", "situation"), COUNTS)
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("name", PROPOSERS)
+@pytest.mark.parametrize(("name", "sampling"), CASES)
 def test_no_proposer_changes_a_token(
     everybody: Everybody, name: str, sampling: str, count: int, situation: str
 ) -> None:
@@ -46,17 +48,16 @@ def test_no_proposer_changes_a_token(
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("planner", MIXTURES.values(), ids=MIXTURES)
 def test_no_mixture_of_proposers_changes_a_token(
-    everybody: Everybody, planner: Callable[[], Rotating], sampling: str, situation: str
+    everybody: Everybody, planner: Callable[[], Rotating], situation: str
 ) -> None:
     mixed = planner()
-    check(everybody, mixed, mixed.names, sampling, NUM_REQUESTS, situation)
+    check(everybody, mixed, mixed.names, "both", NUM_REQUESTS, situation)
     assert all(mixed.counts(name)[0] for name in set(mixed.names) - set(SUFFIXES))
 
 
-@pytest.mark.parametrize("name", [name for name in PROPOSERS if not name.startswith("plugin")])
+@pytest.mark.parametrize("name", [name for name in (*PROPOSERS, *HEAD_CHAINS) if "plugin" not in name])
 def test_drafts_are_as_good_after_a_cached_prefix(everybody: Everybody, name: str) -> None:
     """Heads find the hidden states of the pages whose KV is found."""
     planner = Rotating([name], lengths=(4,))

@@ -38,6 +38,9 @@ NUM_REQUESTS = 8
 TEXT_TOKENS = 40
 """Of each request, prompt and answer: as many as the model has positions."""
 HEADS: tuple[AttachedName, ...] = ("eagle", "eagle3", "medusa", "mtp")
+HEAD_CHAINS: Mapping[str, AttachedName] = {f"{name}_chain": name for name in HEADS}
+"""The heads where they draft no trees, which greedy requests get else. No cell has both."""
+
 SKIPS: Mapping[str, Skip] = {
     "layer_skip": Skip(frozenset({1, 2, 4}), frozenset({2, 5})),
     "early_exit": layers_from(4, LAYERS),
@@ -77,6 +80,7 @@ class Everybody:
         self.folders: dict[AttachedName, Path] = {}
         self.texts = {name: self._plain(sampling) for name, sampling in SAMPLINGS.items()}
         said = [text for texts in self.texts.values() for text in texts]
+        self.texts["both"] = [self.texts[_sampling("both", index)][index] for index in range(NUM_REQUESTS)]
         self.folders = taught_heads(folder, target_dir, said)
 
     def _plain(self, sampling: Sampling) -> list[tuple[int, ...]]:
@@ -94,10 +98,10 @@ class Everybody:
 
     def requests(self, sampling: str, count: int, wave: int = 0) -> list[GenerationRequest]:
         """Return the first `count` requests under names of their own in every `wave`; every seventh token of what they
-        predict is wrong."""
+        predict is wrong. `sampling` may be "both", in turn."""
         made = []
         for index, prompt in enumerate(PROMPTS[:count]):
-            one = request(index, prompt, SAMPLINGS[sampling], wave)
+            one = request(index, prompt, SAMPLINGS[_sampling(sampling, index)], wave)
             said = self.texts[sampling][index][len(prompt) :]
             predicted = tuple(3 if place % 7 == 4 else token for place, token in enumerate(said))
             made.append(replace(one, prediction_token_ids=predicted))
@@ -105,9 +109,11 @@ class Everybody:
 
     def parts(self, names: Collection[str], texts: Texts, num_pages: int, page_tokens: int) -> Parts:
         """Return new parts with the proposers called `names`; some plug-ins know the `texts` of the requests."""
-        folders = {name: folder for name, folder in self.folders.items() if name in names}
-        beside, features = attach(folders, self.model, self.head, num_pages, page_tokens)
-        parts = Parts(Target(self.model, num_pages, page_tokens, features), beside)
+        chains = {name: HEAD_CHAINS[name] for name in names if name in HEAD_CHAINS}
+        heads = chains or {name: name for name in HEADS if name in names}
+        folders = {head: self.folders[head] for head in heads.values()}
+        made, features = attach(folders, self.model, self.head, num_pages, page_tokens, trees=not chains)
+        parts = Parts(Target(self.model, num_pages, page_tokens, features), {name: made[heads[name]] for name in heads})
         for name, skip in SKIPS.items():
             parts.beside[name] = SelfDraftProposer(name, parts.target, self.head, skip, page_tokens, TEXT_TOKENS)
         parts.pooled["draft"] = DraftModelProposer(self.draft, VOCAB_SIZE, 512, 4)
@@ -142,6 +148,10 @@ def prompts() -> list[tuple[int, ...]]:
 
 
 PROMPTS = prompts()
+
+
+def _sampling(name: str, index: int) -> str:
+    return tuple(SAMPLINGS)[index % 2] if name == "both" else name
 
 
 def request(index: int, prompt: tuple[int, ...], sampling: Sampling, wave: int = 0) -> GenerationRequest:
@@ -191,7 +201,8 @@ async def inline(
         parts = everybody.parts(names, texts, config.num_pages, config.page_tokens)
         ports: dict[str, ProposerPort] = dict(parts.local)
         for name, proposer in (parts.pooled | parts.beside).items():
-            ports[name] = InlineProposerPort(proposer, executor, needs_pages=name in parts.beside)
+            port = ports[name] = InlineProposerPort(proposer, executor, needs_pages=name in parts.beside)
+            port.name = name
         rounds = InlineRoundPort(parts.target, everybody.verifier, executor)
         async with started(Engine(rounds, ports, planner, everybody.tokenizer, config)) as engine:
             yield engine
