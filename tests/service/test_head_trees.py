@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support.attached import NAMES, WITH_ROWS, HeadsCell, LeaningCell, dense_head, head_requests
-from support.cells import FixedPlanner, RandomPlanner
+from support.cells import FixedPlanner
 from support.trees import TokenPath, papers_tree, token_paths
 
 from specserve.service.messages import (
@@ -137,14 +137,3 @@ def test_greedy_text_is_plain_decodings(
     if name != "eagle3":  # its head was not made to be right
         assert sum(outcome.num_accepted for outcome in planner.outcomes) > 2 * count
         assert moved
-
-
-@pytest.mark.parametrize("limits", [{"num_pages": 30}, {"prefill_tokens": 3}, {"max_running": 2}], ids=str)
-def test_text_does_not_depend_on_company_preemption_or_chunks(leaning: LeaningCell, limits: dict[str, int]) -> None:
-    """The planner mixes all proposers and lengths, the requests greedy and sampled ones."""
-    requests = [
-        head_requests(sampling, 8)[index] for index, sampling in enumerate((GREEDY, SEEDED, GREEDY, GREEDY) * 2)
-    ]
-    alone = [leaning.run(FixedPlanner(None, 0), [request])[0].token_ids for request in requests]
-    done = leaning.run(RandomPlanner(5), requests, **limits)
-    assert [one.token_ids for one in done] == alone
