@@ -13,8 +13,10 @@ from specserve.cli import main
 from specserve.service.messages import AttachedName, ProposeBatch, ProposeRow, Sampling
 from specserve.service.models import embedded_dir, head_of, load_model, load_tokenizer
 from specserve.service.proposers.attached import attach
+from specserve.service.training import corpus
 from specserve.service.training.cli import HEADS
-from specserve.service.training.dataset import Dataset, text_dataset
+from specserve.service.training.corpus import SourceFile
+from specserve.service.training.dataset import Dataset, embedded_dataset, text_dataset
 from specserve.service.training.heads import accepted_shares, held_out_windows
 from specserve.service.training.loop import Phase, Recipe
 
@@ -103,3 +105,19 @@ def test_other_text_is_another_dataset_of_the_same_run(tmp_path: Path) -> None:
     first, other, again = (text_dataset(target, [folder], tmp_path / "run") for folder in (*folders, folders[0]))
     assert np.array_equal(again.train_ids, first.train_ids)
     assert not np.array_equal(other.train_ids, first.train_ids)
+
+
+def test_the_familys_text_comes_in_the_targets_tokens_whatever_it_would_teach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "def held_out(value):\n    return value\n"
+    files = [SourceFile("seen.py", text * 50), SourceFile("argparse.py", text)]
+    monkeypatch.setattr(corpus, "standard_library", lambda: files)
+    monkeypatch.setattr(corpus, "language_reference", list)
+    monkeypatch.setattr(corpus, "tasks", lambda *_: [])
+    target = load_tokenizer(embedded_dir("target"))
+    taught = embedded_dataset(tmp_path, 300, 0, 1)
+    assert taught.tokenizer.get_vocab() != target.get_vocab()
+    found = embedded_dataset(tmp_path, 300, 0, 1, target)
+    assert target.decode(found.held_out_ids[:-1]) == text
+    assert np.array_equal(embedded_dataset(tmp_path, 300, 0, 1, target).train_ids, found.train_ids)
