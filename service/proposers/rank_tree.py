@@ -14,9 +14,9 @@ Accuracies = tuple[tuple[float, ...], ...]
 """By head, how often the token of each rank is right: the likeliest token's rank is 0."""
 
 NUM_RANKS = 10
-BEST, BEST_AFTER, NEXT_RANK = 0.6, 0.8, 0.35
+BEST, BEST_AFTER, NEXT = 0.6, 0.8, 0.35
 """What is taken for granted of heads that were never measured: how often the first one's best token is right, how much
-less often that of each head after it, and the token of each next rank."""
+less often that of each head after it, and how often, where no better token was right, the next one is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,23 @@ class RankTree:
 
 
 def stated_accuracies(stated: Mapping[str, Any], num_heads: int) -> Accuracies:
-    """Return what training measured of the heads, or what is known of such heads where it says nothing."""
-    measured = stated.get("specserve_training", {}).get("held_out_ranks")
-    if measured is not None and len(measured) >= num_heads:
+    """Return what training measured of the heads, or what is known of such heads where it says nothing.
+
+    Where it only says how often the best tokens of the first 1, 2, ... heads are all right, other ranks are guessed.
+    """
+    training = stated.get("specserve_training", {})
+    measured, matches = training.get("held_out_ranks", ()), training.get("held_out_matches", ())
+    if len(measured) >= num_heads:
         return tuple(tuple(float(share) for share in shares) for shares in measured[:num_heads])
-    return tuple(
-        tuple(BEST * BEST_AFTER**head * NEXT_RANK**rank for rank in range(NUM_RANKS)) for head in range(num_heads)
-    )
+    if len(matches) >= num_heads:
+        before = (1.0, *matches)
+        return tuple(_guessed(float(share) / max(before[head], 1e-9)) for head, share in enumerate(matches[:num_heads]))
+    return tuple(_guessed(BEST * BEST_AFTER**head) for head in range(num_heads))
+
+
+def _guessed(best: float) -> tuple[float, ...]:
+    """Return the accuracies of a head whose best token is right so often."""
+    return (best, *(min(best, (1 - best) * NEXT * (1 - NEXT) ** rank) for rank in range(NUM_RANKS - 1)))
 
 
 def likeliest_tree(accuracies: Sequence[Sequence[float]], num_nodes: int) -> RankTree:

@@ -1,7 +1,7 @@
 """Heads beside the target that draft chains: they are what the head says, and what is kept of a request is right."""
 
 import pytest
-from support.attached import NAMES, WITH_ROWS, HeadsCell, dense_head
+from support.attached import NAMES, WITH_ROWS, RandomHeads, beside, dense_head
 
 from specserve.service.features import FeaturePages
 from specserve.service.messages import AttachedName, ProposeBatch, ProposeRow, Sampling, ScoreBatch, ScoreRow
@@ -12,13 +12,13 @@ REJECTING = Sampling(greedy=False, temperature=0.8, seed=11, acceptance="rejecti
 
 
 @pytest.fixture(scope="module")
-def cell(tmp_path_factory: pytest.TempPathFactory) -> HeadsCell:
-    return HeadsCell(tmp_path_factory.mktemp("models"), trees=False)
+def cell(tmp_path_factory: pytest.TempPathFactory) -> RandomHeads:
+    return RandomHeads(tmp_path_factory.mktemp("models"))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_draft_for_a_ratio_test_says_what_it_was_drawn_from_or_nothing(cell: HeadsCell, name: AttachedName) -> None:
-    proposer, _ = cell.one(name, 8, 4)
+def test_a_draft_for_a_ratio_test_says_what_it_was_drawn_from_or_nothing(cell: RandomHeads, name: AttachedName) -> None:
+    proposer, _ = beside(cell, name, 8, 4, trees=False)
     row = ProposeRow("a", 4, 0, (5, 6, 7, 8), 3, REJECTING, block_table=(2, 5))
     (draft,) = proposer.propose(ProposeBatch(0, name, (row,))).drafts
     assert (draft.support_ids is None) == (name == "medusa")  # its heads know nothing of each other's draws
@@ -27,11 +27,11 @@ def test_a_draft_for_a_ratio_test_says_what_it_was_drawn_from_or_nothing(cell: H
 @pytest.mark.parametrize("name", WITH_ROWS)
 @pytest.mark.parametrize(("page_tokens", "table"), [(4, (9, 4, 17, 0, 30, 2, 11, 5)), (16, (3, 1))])
 def test_a_draft_is_what_the_head_gives_on_the_whole_sequence_at_once(
-    cell: HeadsCell, name: AttachedName, page_tokens: int, table: tuple[int, ...]
+    cell: RandomHeads, name: AttachedName, page_tokens: int, table: tuple[int, ...]
 ) -> None:
     """Rows kept over rounds, pages in any order, and what rejected drafts left behind change nothing; pages of 16 run
     on the kernels, others on the modules."""
-    proposer, features = cell.one(name, 32, page_tokens)
+    proposer, features = beside(cell, name, 32, page_tokens, trees=False)
     target = Target(cell.model, 32, page_tokens, features)
     tokens = [(5 * place) % 90 + 3 for place in range(23)]
     known = 0
@@ -48,7 +48,7 @@ def test_a_draft_is_what_the_head_gives_on_the_whole_sequence_at_once(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_after_a_tree_the_head_reads_the_states_of_the_accepted_path(cell: HeadsCell, name: AttachedName) -> None:
+def test_after_a_tree_the_head_reads_the_states_of_the_accepted_path(cell: RandomHeads, name: AttachedName) -> None:
     """The path 0, 2, 4 of a tree at position 6 lies at 6, 8 and 10; then at 6, 7 and 8, moved with the next batch."""
     tokens = [(5 * place) % 90 + 3 for place in range(14)]
     table = (9, 4, 17, 0, 30, 2, 11, 5)
@@ -57,7 +57,7 @@ def test_after_a_tree_the_head_reads_the_states_of_the_accepted_path(cell: Heads
     chain = ScoreRow("a", 6, tuple(tokens[6:9]), 3, table)
     drafts = []
     for after, moved_from in ((tree, (8, 10)), (chain, ())):
-        proposer, features = cell.one(name, 32, 4)
+        proposer, features = beside(cell, name, 32, 4, trees=False)
         target = Target(cell.model, 32, 4, features)
         target.score(ScoreBatch(0, (ScoreRow("a", 0, tuple(tokens[:6]), 0, table),)))
         target.score(ScoreBatch(1, (after,)))
@@ -71,8 +71,8 @@ def test_after_a_tree_the_head_reads_the_states_of_the_accepted_path(cell: Heads
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_request_with_one_token_or_without_room_gets_no_draft(cell: HeadsCell, name: AttachedName) -> None:
-    proposer, _ = cell.one(name, 200, 4)
+def test_a_request_with_one_token_or_without_room_gets_no_draft(cell: RandomHeads, name: AttachedName) -> None:
+    proposer, _ = beside(cell, name, 200, 4, trees=False)
     table = tuple(range(130))
     alone = ProposeRow("a", 1, 0, (5,), 3, GREEDY, block_table=table)
     full = ProposeRow("b", 510, 0, tuple(range(510)), 3, GREEDY, block_table=table)
@@ -81,8 +81,8 @@ def test_a_request_with_one_token_or_without_room_gets_no_draft(cell: HeadsCell,
     assert proposer.propose(ProposeBatch(0, name, rows)).drafts == ()
 
 
-def test_medusa_drafts_no_further_than_it_has_heads(cell: HeadsCell) -> None:
-    proposer, _ = cell.one("medusa", 32, 4)
+def test_medusa_drafts_no_further_than_it_has_heads(cell: RandomHeads) -> None:
+    proposer, _ = beside(cell, "medusa", 32, 4, trees=False)
     rows = tuple(
         ProposeRow(request_id, 4, 0, (5, 6, 7, 8), gamma, GREEDY, block_table=(2, 5))
         for request_id, gamma in (("a", 8), ("b", 2))
@@ -92,7 +92,7 @@ def test_medusa_drafts_no_further_than_it_has_heads(cell: HeadsCell) -> None:
 
 
 def dense_draft(
-    cell: HeadsCell, name: AttachedName, features: FeaturePages, table: tuple[int, ...], tokens: list[int], gamma: int
+    cell: RandomHeads, name: AttachedName, features: FeaturePages, table: tuple[int, ...], tokens: list[int], gamma: int
 ) -> tuple[int, ...]:
     """The greedy draft by one dense causal forward a token, nothing kept."""
     logits = dense_head(

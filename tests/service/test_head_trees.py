@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from support.attached import NAMES, WITH_ROWS, HeadsCell, LeaningCell, dense_head, head_requests
-from support.cells import FixedPlanner
+from support.attached import NAMES, WITH_ROWS, Headed, RandomHeads, beside, dense_head
+from support.everybody import NUM_REQUESTS, SITUATIONS, Everybody, Rotating, check
 from support.trees import TokenPath, papers_tree, token_paths
 
 from specserve.service.messages import (
@@ -27,13 +27,8 @@ LIMITS = TreeLimits()
 
 
 @pytest.fixture(scope="module")
-def cell(tmp_path_factory: pytest.TempPathFactory) -> HeadsCell:
-    return HeadsCell(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def leaning(tmp_path_factory: pytest.TempPathFactory) -> LeaningCell:
-    return LeaningCell(tmp_path_factory.mktemp("leaning"))
+def random_heads(tmp_path_factory: pytest.TempPathFactory) -> RandomHeads:
+    return RandomHeads(tmp_path_factory.mktemp("models"))
 
 
 def furthest_moved(draft: Draft) -> tuple[int, ...]:
@@ -45,20 +40,22 @@ def furthest_moved(draft: Draft) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("name", WITH_ROWS)
-@pytest.mark.parametrize("kind", ["cell", "leaning"])
+@pytest.mark.parametrize("kind", ["random_heads", "everybody"])
 @pytest.mark.parametrize(("page_tokens", "num_pages"), [(4, 20), (16, 5)])
 def test_after_whatever_branch_was_accepted_the_tree_is_the_papers(
     kind: str, name: AttachedName, page_tokens: int, num_pages: int, request: pytest.FixtureRequest
 ) -> None:
     """The dense head keeps nothing, so what the proposer kept of accepted tokens, and not of others, is right. Pages of
     16 run on the kernels, others on the modules."""
-    cell: HeadsCell = request.getfixturevalue(kind)
-    proposer, features = cell.one(name, 32, page_tokens)
+    cell: Headed = request.getfixturevalue(kind)
+    proposer, features = beside(cell, name, 32, page_tokens, trees=True)
     target = Target(cell.model, 32, page_tokens, features)
     tokens, table = [(5 * place) % 90 + 3 for place in range(7)], tuple((7 * n + 3) % 32 for n in range(num_pages))
     target.score(ScoreBatch(0, (ScoreRow("a", 0, tuple(tokens[:-1]), 0, table),)))
     known, moved_from, num_moved = 0, (), 0
     for number in range(1, 6):
+        if len(tokens) + 9 > cell.model.shape.max_positions:
+            break
         row = ProposeRow(
             "a", len(tokens), known, tuple(tokens[known:]), 9, GREEDY, block_table=table, moved_from=moved_from
         )
@@ -83,13 +80,13 @@ def test_after_whatever_branch_was_accepted_the_tree_is_the_papers(
         moved_from = draft.left_at(committed)
         num_moved += len(moved_from)
         tokens.extend(committed)
-    assert num_moved >= 5
+    assert num_moved >= 3
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("gamma", [1, 2, 7, 24])
 def test_a_batch_of_trees_and_chains_stays_within_what_each_row_asked_for(
-    cell: HeadsCell, name: AttachedName, gamma: int
+    random_heads: RandomHeads, name: AttachedName, gamma: int
 ) -> None:
     """Every row is drafted for as it would be alone, the sampled ones in chains."""
     tokens, samplings = (5, 6, 7, 8, 9, 10), (GREEDY, SEEDED, GREEDY, REJECTING)
@@ -97,10 +94,10 @@ def test_a_batch_of_trees_and_chains_stays_within_what_each_row_asked_for(
         ProposeRow(f"r{n}", 6, 0, tokens, gamma + n, sampling, block_table=tuple(range(10 * n, 10 * n + 10)))
         for n, sampling in enumerate(samplings)
     ]
-    proposer, _ = cell.one(name, 40, 4)
+    proposer, _ = beside(random_heads, name, 40, 4, trees=True)
     drafts = proposer.propose(ProposeBatch(0, name, tuple(rows))).drafts
     for row, draft in zip(rows, drafts, strict=True):
-        alone, _ = cell.one(name, 40, 4)
+        alone, _ = beside(random_heads, name, 40, 4, trees=True)
         (same,) = alone.propose(ProposeBatch(0, name, (row,))).drafts
         assert (draft.token_ids, draft.parents) == (same.token_ids, same.parents)
         assert (draft.parents is None) == (not row.sampling.greedy)
@@ -109,31 +106,20 @@ def test_a_batch_of_trees_and_chains_stays_within_what_each_row_asked_for(
         assert max(depths(draft.parents or ())) <= LIMITS.depth
 
 
-def moves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that grows by the number of rows moved for each request that has some."""
-    found: list[int] = []
+@pytest.mark.parametrize(("count", "situation"), [(1, "plain"), *((NUM_REQUESTS, one) for one in SITUATIONS)])
+@pytest.mark.parametrize("name", NAMES)
+def test_large_trees_change_no_token(
+    everybody: Everybody, name: str, count: int, situation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[int] = []
     score = Target.score
 
     def counted(target: Target, batch: ScoreBatch) -> Features:
-        found.extend(len(row.moved_from) for row in batch.rows if row.moved_from)
+        moved.extend(len(row.moved_from) for row in batch.rows)
         return score(target, batch)
 
     monkeypatch.setattr(Target, "score", counted)
-    return found
-
-
-@pytest.mark.parametrize("name", WITH_ROWS)
-@pytest.mark.parametrize("page_tokens", [4, 16])
-@pytest.mark.parametrize("count", [1, 8])
-def test_greedy_text_is_plain_decodings(
-    leaning: LeaningCell, name: AttachedName, count: int, page_tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    requests = head_requests(GREEDY, count, 40)
-    plain = leaning.run(FixedPlanner(None, 0), requests, page_tokens=page_tokens)
-    planner, moved = FixedPlanner(name, 9), moves(monkeypatch)
-    done = leaning.run(planner, requests, page_tokens=page_tokens)
-    assert [one.token_ids for one in done] == [one.token_ids for one in plain]
-    assert all(outcome.num_accepted <= outcome.num_drafted <= outcome.num_asked for outcome in planner.outcomes)
-    if name != "eagle3":  # its head was not made to be right
-        assert sum(outcome.num_accepted for outcome in planner.outcomes) > 2 * count
-        assert moved
+    planner = Rotating([name], lengths=(9, 14))
+    check(everybody, planner, [name], "greedy", count, situation)
+    assert all(one.num_accepted <= one.num_drafted <= one.num_asked for one in planner.outcomes)
+    assert count == 1 or sum(moved) > 0

@@ -98,6 +98,14 @@ def test_training_that_measured_fewer_heads_than_there_are_says_nothing() -> Non
     assert stated_accuracies(stated, 2) == stated_accuracies({}, 2)
 
 
+def test_what_is_known_of_best_tokens_alone_is_kept_and_no_other_rank_is_thought_better() -> None:
+    (first, second) = stated_accuracies({"specserve_training": {"held_out_matches": [0.8, 0.2, 0.0]}}, 2)
+    assert (first[0], second[0]) == (0.8, pytest.approx(0.25))
+    for accuracies in (first, second):
+        assert list(accuracies) == sorted(accuracies, reverse=True)
+        assert sum(accuracies) <= 1
+
+
 def as_medusa_2(tensors: Tensors) -> Tensors:
     """The same heads inside a whole model's file."""
     return {f"medusa_head.{name}": tensor for name, tensor in tensors.items()} | {
