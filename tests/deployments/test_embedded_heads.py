@@ -9,7 +9,7 @@ from specserve.deployments.settings import ServiceSettings
 from specserve.service.messages import AttachedName
 from specserve.service.models import embedded_dir
 
-SHIPPED: tuple[AttachedName, ...] = ("eagle3",)
+SHIPPED: tuple[AttachedName, ...] = ("eagle3", "mtp")
 PROMPTS = ["def add(a, b):", "class Point:\n", "import os\n\nfor name in os.listdir("]
 
 
