@@ -23,7 +23,7 @@ PROPOSERS = {
     "draft": "a small model, of any vocabulary; needs --draft MODEL, or the embedded target",
     "eagle": "an EAGLE-1 or EAGLE-2 head, which runs on from the last hidden state; needs --eagle DIR",
     "eagle3": "an EAGLE-3 head, which reads the target at three depths; needs --eagle3 DIR, or the embedded target",
-    "medusa": "heads that each guess one token further from one hidden state; needs --medusa DIR",
+    "medusa": "heads that each guess one token further at once; needs --medusa DIR, or the embedded target",
     "mtp": "a target's own multi-token prediction module, looped; needs --mtp DIR, or the embedded target",
     "layer_skip": "the target without some of its layers; needs --layer-skip N,N, or a file that training finds",
     "early_exit": "the target's first layers and its head; needs --early-exit N, and a target trained for it",
