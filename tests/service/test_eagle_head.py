@@ -36,7 +36,7 @@ def reference(tensors: Tensors, states: torch.Tensor, embed: torch.Tensor, head:
 def test_a_draft_is_what_the_papers_formulae_give(tmp_path: Path) -> None:
     model = load_model(save_tiny_llama(tmp_path / "target", 1, layers=3), torch.float64)
     folder, tensors = eagle_files(tmp_path / "head", model)
-    made, features = attach({"eagle": folder}, model, head_of(model), 8, 16)
+    made, features = attach({"eagle": folder}, model, head_of(model), 8, 16, trees=False)
     Target(model, 8, 16, features).score(ScoreBatch(0, (ScoreRow("a", 0, TOKENS[:-1], 0, (4,)),)))
     row = ProposeRow("a", len(TOKENS), 0, TOKENS, 5, Sampling(), block_table=(4,))
     (draft,) = made["eagle"].propose(ProposeBatch(0, "eagle", (row,))).drafts

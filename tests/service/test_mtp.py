@@ -107,7 +107,7 @@ def reference(
 def test_a_draft_is_what_the_familys_formulae_give(tmp_path: Path, family: str) -> None:
     model = load_model(save_tiny_llama(tmp_path / "target", 1, layers=LAYERS), torch.float64)
     folder, tensors = files(tmp_path / "head", model, family)
-    made, features = attach({"mtp": folder}, model, head_of(model), 8, 16)
+    made, features = attach({"mtp": folder}, model, head_of(model), 8, 16, trees=False)
     Target(model, 8, 16, features).score(ScoreBatch(0, (ScoreRow("a", 0, TOKENS[:-1], 0, (4,)),)))
     row = ProposeRow("a", len(TOKENS), 0, TOKENS, 5, Sampling(), block_table=(4,))
     (draft,) = made["mtp"].propose(ProposeBatch(0, "mtp", (row,))).drafts
