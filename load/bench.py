@@ -18,6 +18,7 @@ from .ranking import ranking
 from .report import Run, document, table, write_report
 from .rival import PREFIX, Rival, rival, rival_command
 from .server import ended_by_signals
+from .turns import in_turns
 
 WARM_UP_TOKENS = 16
 
@@ -97,17 +98,11 @@ def warm_up(turns: Sequence[Contestant], taken: Sequence[Prompt], concurrency: i
 def interleaved(
     turns: Sequence[Contestant], taken: Sequence[Prompt], concurrency: int, plan: Plan, progress: Progress
 ) -> dict[str, list[Pass]]:
-    """Return each contestant's passes.
-
-    Every repeat runs all of them in turn, so that a slow minute of the machine falls on all alike, and begins with
-    another one, so that none is always the one that comes first.
-    """
+    """Return each contestant's passes, taken in turns."""
     passes: dict[str, list[Pass]] = {one.name: [] for one in turns}
-    for repeat in range(plan.repeats):
-        first = repeat % len(turns)
-        for one in (*turns[first:], *turns[:first]):
-            passes[one.name].append(one.run(taken, concurrency, plan.max_tokens))
-            progress.advance(len(taken))
+    for one in in_turns(turns, plan.repeats):
+        passes[one.name].append(one.run(taken, concurrency, plan.max_tokens))
+        progress.advance(len(taken))
     return passes
 
 

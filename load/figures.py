@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields
 from statistics import median, stdev
 from typing import Any
 
-_FEWEST_REPEATS = 3
+FEWEST_REPEATS = 3
+"""Repeats below which there is no standard error."""
 _MEDIAN_LOSS = math.sqrt(math.pi / 2.0)
 
 
@@ -197,10 +198,10 @@ def ratio_error(ours: Sequence[float], theirs: Sequence[float] | None) -> float 
     Repeats are interleaved, so what slows the machine for a while slows both. The median of normally distributed values
     is known 1.253 times less well than their mean. None of fewer than three repeats.
     """
-    if theirs is None or min(len(ours), len(theirs)) < _FEWEST_REPEATS:
+    if theirs is None or min(len(ours), len(theirs)) < FEWEST_REPEATS:
         return None
     apart = [math.log(one / other) for one, other in zip(ours, theirs, strict=False) if one > 0.0 and other > 0.0]
-    if len(apart) < _FEWEST_REPEATS:
+    if len(apart) < FEWEST_REPEATS:
         return None
     return median(ours) / median(theirs) * _MEDIAN_LOSS * stdev(apart) / math.sqrt(len(apart))
 

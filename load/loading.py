@@ -12,11 +12,13 @@ from pathlib import Path
 from .client import Ask, Client, speculation
 from .errors import LoadError
 from .hardware import commit, hardware
+from .promises import doubts, missed
 from .prompts import cycled, prompts, workload_name
-from .replay import Replay, Served, missed, replayed, table
+from .replay import Replay, Served, replayed, table
 from .report import command
 from .server import ended_by_signals, free_port, serve_command, serving
 from .traffic import Arrival, arrivals, shape, tier_shares
+from .turns import in_turns
 
 OBJECTIVES_MS = {"priority": 30.0, "default": 80.0, "flex": 200.0}
 PLOT_NAME = "load.png"
@@ -42,13 +44,13 @@ def run(args: argparse.Namespace) -> int:
         Path(args.json).write_text(json.dumps({**about, "runs": [asdict(one) for one in runs]}, indent=1) + "\n")
     if args.report is not None:
         _write_report(runs, sentences, Path(args.report))
-    for sentence in sentences:
+    for sentence in (*doubts(runs), *sentences):
         print(f"specserve load: {sentence}", file=sys.stderr)
     return 1 if sentences else 0
 
 
 def measured(args: argparse.Namespace, coming: Sequence[Arrival], objectives_ms: Mapping[str, float]) -> list[Replay]:
-    """Return one run a mode. Raises LoadError when there is no traffic or a server fails."""
+    """Return what each mode gave, taken in turns. Raises LoadError when nothing comes or a server fails."""
     if not coming:
         raise LoadError("No request comes in that time; take a higher rate or more seconds.")
     with ExitStack() as stack:
@@ -60,16 +62,22 @@ def measured(args: argparse.Namespace, coming: Sequence[Arrival], objectives_ms:
         facts = client.facts()
         found = cycled(client.fitted(prompts(workload_name(args.workload)), facts, args.max_tokens), len(coming))
         client.run_pass(facts.model, found[:2], 2, Ask({"mode": "auto"}, args.max_tokens, 0.0))
-        runs = []
-        for mode in args.modes:
+        passes: dict[str, list[list[Served]]] = {mode: [] for mode in args.modes}
+        for mode in in_turns(args.modes, args.repeats):
             asks = [Ask(speculation(mode), args.max_tokens, 0.0, one.tier) for one in coming]
             samples = client.run_open(facts.model, [one.at_s for one in coming], found, asks)
-            served = [Served(*pair) for pair in zip(coming, samples, strict=True)]
-            runs.append(replayed(mode, served, objectives_ms))
-            print(
-                f"{mode}: {runs[-1].tokens_per_s:.1f} tokens/s in {runs[-1].seconds:.1f} s", file=sys.stderr, flush=True
-            )
-        return runs
+            passes[mode].append([Served(*pair) for pair in zip(coming, samples, strict=True)])
+            _say(mode, passes[mode], args.repeats)
+    return [replayed(mode, served, objectives_ms) for mode, served in passes.items()]
+
+
+def _say(mode: str, passes: Sequence[Sequence[Served]], repeats: int) -> None:
+    last = replayed(mode, passes[-1:], dict.fromkeys((one.arrival.tier for one in passes[-1]), 0.0))
+    print(
+        f"{mode} {len(passes)}/{repeats}: {last.tokens_per_s:.1f} tokens/s in {last.seconds:.1f} s",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _objectives(parts: tuple[str, ...], shares: Mapping[str, float]) -> dict[str, float]:

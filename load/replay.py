@@ -1,8 +1,8 @@
-"""One run of open-loop traffic: what every request got, tier by tier and second by second."""
+"""Open-loop traffic in one mode: what every request got, tier by tier and second by second."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 from .figures import Sample, percentile
@@ -25,7 +25,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class TierFigures:
-    """What a tier got. `within` is the share of requests whose time per token met the objective."""
+    """What a tier got. `within` is the share of requests whose time per token met the objective, a mean over passes."""
 
     tier: str
     num_requests: int
@@ -35,66 +35,53 @@ class TierFigures:
     tpot_ms_p95: float | None
     objective_ms: float
     within: float
+    within_by_pass: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """One second of a run: requests that came in it, their average gamma and time per token, requests unfinished."""
+    """One second of an average pass: requests that came, their gamma and time per token, requests unfinished."""
 
     at_s: int
-    num_arrived: int
+    num_arrived: float
     draft_tokens_per_round: float | None
     tpot_ms: float | None
-    num_unfinished: int
+    num_unfinished: float
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One mode's run over the whole traffic."""
+    """One mode's passes over the whole traffic; `tokens_per_s` and `seconds` are medians."""
 
     mode: str
     tokens_per_s: float
+    tokens_per_s_by_pass: tuple[float, ...]
     seconds: float
     tiers: tuple[TierFigures, ...]
     trace: tuple[Second, ...]
 
-    def within(self, tier: str) -> float | None:
-        """Return the share of the tier's requests that met its objective; None when it had none."""
-        return next((one.within for one in self.tiers if one.tier == tier), None)
+    def tier(self, name: str) -> TierFigures | None:
+        """Return what the tier got; None when no request of it came."""
+        return next((one for one in self.tiers if one.tier == name), None)
 
 
-def replayed(mode: str, served: Sequence[Served], objectives_ms: Mapping[str, float]) -> Replay:
-    """Return the figures of one run. Tokens per second are all tokens over the time to the last answer's end."""
-    ends = [one.arrival.at_s + one.sample.end_s for one in served]
-    seconds = max(ends)
-    tiers = sorted({one.arrival.tier for one in served})
+def replayed(mode: str, passes: Sequence[Sequence[Served]], objectives_ms: Mapping[str, float]) -> Replay:
+    """Return the figures of a mode. Tokens per second are all tokens over the time to the last answer's end."""
+    seconds = [_seconds(served) for served in passes]
+    speeds = [sum(one.sample.num_tokens for one in served) / _seconds(served) for served in passes]
+    tiers = sorted({one.arrival.tier for one in passes[0]})
     return Replay(
         mode,
-        sum(one.sample.num_tokens for one in served) / seconds,
-        seconds,
-        tuple(_tier([one for one in served if one.arrival.tier == tier], tier, objectives_ms[tier]) for tier in tiers),
-        tuple(_second(at_s, served) for at_s in range(int(seconds) + 1)),
+        median(speeds),
+        tuple(speeds),
+        median(seconds),
+        tuple(_tier(passes, tier, objectives_ms[tier]) for tier in tiers),
+        tuple(_second(at_s, passes) for at_s in range(int(max(seconds)) + 1)),
     )
 
 
-def missed(runs: Sequence[Replay], tier: str = "priority") -> list[str]:
-    """Return a sentence for each promise that `adaptive` breaks beside the other modes of the same traffic."""
-    adaptive = next((run for run in runs if run.mode == "adaptive"), None)
-    others = [run for run in runs if run.mode != "adaptive"]
-    if adaptive is None or not others:
-        return []
-    sentences = []
-    best = max(others, key=lambda run: run.tokens_per_s)
-    if adaptive.tokens_per_s < 0.98 * best.tokens_per_s:
-        ratio = adaptive.tokens_per_s / best.tokens_per_s
-        sentences.append(f"adaptive gave {ratio:.3f} of the tokens of {best.mode}; the budget is 0.98.")
-    kept = adaptive.within(tier)
-    fixed = [share for run in others if run.mode.startswith("fixed:") and (share := run.within(tier)) is not None]
-    if kept is not None and fixed and kept < max(fixed):
-        sentences.append(
-            f"adaptive kept {tier}'s objective for {kept:.1%} of requests, a fixed gamma {max(fixed):.1%}."
-        )
-    return sentences
+def _seconds(served: Sequence[Served]) -> float:
+    return max(one.arrival.at_s + one.sample.end_s for one in served)
 
 
 def table(runs: Sequence[Replay]) -> str:
@@ -127,25 +114,40 @@ def table(runs: Sequence[Replay]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, tuple("---" for _ in head), *rows))
 
 
-def _tier(served: Sequence[Served], tier: str, objective_ms: float) -> TierFigures:
-    ttft = [one.sample.ttft_s for one in served]
-    tpot = [one.sample.tpot_s for one in served if one.sample.tpot_s is not None]
-    within = mean(spent * 1e3 <= objective_ms for spent in tpot) if tpot else 1.0
+def _tier(passes: Sequence[Sequence[Served]], tier: str, objective_ms: float) -> TierFigures:
+    of_tier = [[one.sample for one in served if one.arrival.tier == tier] for served in passes]
+    samples = [one for each in of_tier for one in each]
+    ttft = [one.ttft_s for one in samples]
+    tpot = [one.tpot_s for one in samples if one.tpot_s is not None]
+    within = tuple(_within(each, objective_ms) for each in of_tier)
     shares: dict[str, Any] = {
         "ttft_ms_p50": _ms(percentile(ttft, 0.5)),
         "ttft_ms_p95": _ms(percentile(ttft, 0.95)),
         "tpot_ms_p50": _ms(percentile(tpot, 0.5)),
         "tpot_ms_p95": _ms(percentile(tpot, 0.95)),
     }
-    return TierFigures(tier, len(served), objective_ms=objective_ms, within=within, **shares)
+    return TierFigures(
+        tier, len(samples), objective_ms=objective_ms, within=mean(within), within_by_pass=within, **shares
+    )
 
 
-def _second(at_s: int, served: Sequence[Served]) -> Second:
+def _within(samples: Sequence[Sample], objective_ms: float) -> float:
+    known = [one.tpot_s for one in samples if one.tpot_s is not None]
+    return mean(spent * 1e3 <= objective_ms for spent in known) if known else 1.0
+
+
+def _second(at_s: int, passes: Sequence[Sequence[Served]]) -> Second:
+    served = [one for each in passes for one in each]
     here = [one for one in served if at_s <= one.arrival.at_s < at_s + 1]
     tpot = [one.sample.tpot_s for one in here if one.sample.tpot_s is not None]
     unfinished = sum(one.arrival.at_s <= at_s < one.arrival.at_s + one.sample.end_s for one in served)
-    gammas = [one.draft_tokens_per_round for one in here]
-    return Second(at_s, len(here), mean(gammas) if gammas else None, _ms(mean(tpot) if tpot else None), unfinished)
+    return Second(
+        at_s,
+        len(here) / len(passes),
+        mean([one.draft_tokens_per_round for one in here]) if here else None,
+        _ms(mean(tpot) if tpot else None),
+        unfinished / len(passes),
+    )
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -409,6 +409,12 @@ def _load(parser: Parser) -> None:
     )
     parser.add_argument("--max-tokens", type=_positive, default=64, help="new tokens a request (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the arrivals (default: %(default)s)")
+    parser.add_argument(
+        "--repeats",
+        type=_positive,
+        default=1,
+        help="passes of each mode, in turns; 3 give errors (default: %(default)s)",
+    )
     parser.add_argument("--json", metavar="FILE", help="write the results here")
     parser.add_argument("--report", metavar="DIR", help="write load.md and the trace's plot here")
 
