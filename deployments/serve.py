@@ -100,6 +100,11 @@ def admin_url(settings: ServiceSettings) -> str:
     return f"http://{settings.host}:{settings.admin_port}"
 
 
+def _catch_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+
+
 def _interrupt(*_: object) -> None:
     """End whatever the main thread does, start-up included; a second signal is ignored while things are stopped."""
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -134,10 +139,10 @@ def _wait_ready(settings: ServiceSettings) -> bool:
 def _run_actors(settings: ServiceSettings) -> int:
     from .localray import local_ray
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+    _catch_signals()
     try:
         with local_ray(settings.host, settings.port, settings.max_cells):
+            _catch_signals()  # Ray's start takes SIGTERM for itself, and would abort
             from ray import serve
 
             from .app import build_app
